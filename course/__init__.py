@@ -1,0 +1,36 @@
+"""What the notebooks lean on: building, the model, widgets, checks and exercises.
+
+`%load_ext course` in a notebook turns on build cells. `minisgl` never imports this package.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from course.checkpoints import model, tiny
+    from course.exercises import judge, run_checks
+
+__all__ = ["judge", "load_ipython_extension", "model", "run_checks", "tiny"]
+
+_HOMES = {
+    "model": "course.checkpoints",
+    "tiny": "course.checkpoints",
+    "judge": "course.exercises",
+    "run_checks": "course.exercises",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use, so that `import course` stays light."""
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'course' has no attribute {name!r}")
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """IPython's hook for `%load_ext course`."""
+    from course import builder
+
+    builder.load(shell)

@@ -1,0 +1,409 @@
+"""Running a build cell: its code becomes a part of a file of `minisgl` and of the live module.
+
+`%load_ext course` makes a cell whose first line is `#| build minisgl/NAME.py` come here. The cell's
+definitions are merged into the file's text (`course.source`), the merged text is tried out in a
+scratch module, and only when that imports are the live module and the file changed. The code runs
+in the namespace of the live module, so other objects that the module already holds stay the same.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import hashlib
+import importlib
+import importlib.util
+import linecache
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path, PurePosixPath
+from types import ModuleType, TracebackType
+from typing import Any
+
+from course.source import (
+    PACKAGE,
+    BuildError,
+    Piece,
+    Source,
+    check_path,
+    directive,
+    emit,
+    merge,
+    module_name,
+    parse,
+)
+
+ROOT_VARIABLE = "MINISGL_ROOT"
+MARKERS = ("_toc.yml", ".minisgl-root")
+
+
+def find_root() -> Path:
+    """The folder that holds (or will hold) `minisgl/`.
+
+    The environment variable MINISGL_ROOT if it is set, else the nearest folder from the current
+    one upwards that has a `_toc.yml` or a `.minisgl-root` file, else the folder of `course/`.
+    """
+    named = os.environ.get(ROOT_VARIABLE)
+    if named:
+        return Path(named).resolve()
+    here = Path.cwd().resolve()
+    for folder in (here, *here.parents):
+        if any((folder / marker).is_file() for marker in MARKERS):
+            return folder
+    return Path(__file__).resolve().parent.parent
+
+
+class RootFinder:
+    """An import hook that finds `minisgl` in one folder only.
+
+    Without it an installed copy of the package would answer for chapters that the reader has not
+    built yet. What is missing raises with the chapter to run.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """`importlib`'s hook: a spec for modules of `minisgl`, None for all others."""
+        if name.split(".")[0] != PACKAGE:
+            return None
+        spec = PathFinder.find_spec(name, [str(self.root)] if name == PACKAGE else path, target)
+        if spec is None:
+            raise ModuleNotFoundError(
+                f"{name} is not built yet in {self.root}. Run the chapter that builds it"
+                f"{_built_by(self.root, name)}, or `python -m course build` for the whole package.",
+                name=name,
+            )
+        return spec
+
+
+def _built_by(root: Path, module: str) -> str:
+    """Which chapter has a build cell for `module`, as ' (notebooks/…)', or ''."""
+    path = module.replace(".", "/")
+    for notebook in sorted((root / "notebooks").glob("*.ipynb")):
+        text = notebook.read_text(encoding="utf-8")
+        if f"#| build {path}.py" in text or f"#| build {path}/__init__.py" in text:
+            return f" (notebooks/{notebook.name})"
+    return ""
+
+
+class Builder:
+    """Builds `minisgl` under one root, cell by cell, and keeps the live modules in step."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+        self._loaded: dict[str, dict[tuple[str, ...], str]] = {}  # module → its pieces as run
+
+    def run(self, cell: str) -> tuple[str, dict[str, Any]]:
+        """Build one cell: its report (what a notebook prints) and the names it gives.
+
+        Raises SyntaxError or what the cell's code raises, with the file and the live module as
+        they were, and BuildError for a cell that cannot be built.
+        """
+        path = check_path(directive(cell) or "")
+        target = self._target(path)
+        name = module_name(path)
+        filename = _register_cell(path, cell)
+        new = parse(cell, filename)
+        old_text = target.read_text(encoding="utf-8") if target.exists() else ""
+        merged = merge(parse(old_text, str(target)), new)
+        text = emit(merged)
+        module = self._live_module(name, target)
+        with _absent_restored(name):
+            if text != old_text:
+                _try_out(name, merged, new, target, filename)
+            changed = self._changed(name, new) if module else new.pieces
+            stale: list[str] = []
+            if module is None:
+                self._write(target, text, old_text)
+                try:
+                    module = _load_new(name, target, new, merged, filename, whole=bool(old_text))
+                except BaseException:
+                    _put_back(target, old_text)
+                    raise
+            else:
+                before = dict(vars(module))
+                try:
+                    _execute(module, new, changed, merged, filename)
+                    self._write(target, text, old_text)
+                except BaseException:
+                    vars(module).clear()
+                    vars(module).update(before)
+                    raise
+                stale = _stale(module, before, changed)
+            _finish_package(module, target)
+        self._loaded.setdefault(name, {}).update({p.names: p.text for p in new.pieces})
+        given = {item.bound for item in new.imports if item.module != "__future__"}
+        names = {n: vars(module)[n] for n in (*sorted(given), *new.names) if n in vars(module)}
+        return "\n".join([_report(path, new), *stale]), names
+
+    def _target(self, path: PurePosixPath) -> Path:
+        """The file to write; BuildError when a link would lead out of the package."""
+        target = self.root / path
+        inside = (self.root / PACKAGE).resolve()
+        if inside != self.root / PACKAGE or inside not in target.resolve().parents:
+            raise BuildError(
+                f"{path} is, or lies behind, a link out of {PACKAGE}/, and building writes inside "
+                "it only. Remove the link."
+            )
+        return target
+
+    def _live_module(self, name: str, target: Path) -> ModuleType | None:
+        """The module as it is loaded now, importing it if its file is there and sound."""
+        module = sys.modules.get(name)
+        is_folder = target.name == "__init__.py" and target.parent.is_dir()
+        if module is None and (target.exists() or is_folder):
+            try:
+                module = importlib.import_module(name)
+            except Exception:  # a file broken by hand: the cell may be about to mend it
+                return None
+        if module is None:
+            return None
+        if name not in self._loaded and target.exists():
+            on_disk = parse(target.read_text(encoding="utf-8"), str(target))
+            self._loaded[name] = {piece.names: piece.text for piece in on_disk.pieces}
+        return module
+
+    def _changed(self, name: str, cell: Source) -> list[Piece]:
+        """The cell's pieces that are not what the live module was made from."""
+        loaded = self._loaded.get(name, {})
+        return [piece for piece in cell.pieces if loaded.get(piece.names) != piece.text]
+
+    def _write(self, target: Path, text: str, old_text: str) -> None:
+        """Write whole or not at all; leave an unchanged file alone."""
+        if text == old_text and target.exists():
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".", suffix=".tmp")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, target)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        importlib.invalidate_caches()
+
+
+def _register_cell(path: PurePosixPath, cell: str) -> str:
+    """A file name for the cell that tracebacks and `inspect` can read its lines from."""
+    digest = hashlib.sha256(cell.encode("utf-8")).hexdigest()[:6]
+    filename = f"<cell of {module_name(path)} {digest}>"
+    linecache.cache[filename] = (len(cell), None, cell.splitlines(keepends=True), filename)
+    return filename
+
+
+def _try_out(name: str, merged: Source, cell: Source, target: Path, filename: str) -> None:
+    """Run the whole merged file in a scratch module; whatever it raises is the cell's fault.
+
+    Each part is compiled under the name of where it stands, so that a traceback shows the line of
+    the cell, or of the part of the file that the cell breaks.
+    """
+    scratch = ModuleType(name)
+    scratch.__file__ = str(target)
+    if target.name == "__init__.py":
+        scratch.__package__, scratch.__path__ = name, [str(target.parent)]
+    else:
+        scratch.__package__ = name.rpartition(".")[0]
+    sys.modules.setdefault(name, scratch)  # dataclasses look their module up by name
+    imports = emit(Source(None, merged.imports, merged.typing_imports))
+    _run(cell.import_nodes, vars(scratch), filename, merged)
+    _run(ast.parse(imports).body, vars(scratch), str(target), merged)
+    ours = {id(node) for piece in cell.pieces for node in piece.nodes}
+    for piece in merged.pieces:
+        from_cell = any(id(node) in ours for node in piece.nodes)
+        _run(piece.nodes, vars(scratch), filename if from_cell else str(target), merged)
+
+
+def _run(
+    nodes: Sequence[ast.stmt], namespace: dict[str, Any], filename: str, merged: Source
+) -> None:
+    """Run top-level statements of a module in a namespace."""
+    body = [n for n in nodes if not (isinstance(n, ast.ImportFrom) and n.module == "__future__")]
+    flags = __future__.annotations.compiler_flag if merged.has_future_annotations else 0
+    tree = ast.Module(body=body, type_ignores=[])
+    exec(compile(tree, filename, "exec", flags=flags, dont_inherit=True), namespace)
+
+
+@contextmanager
+def _absent_restored(name: str) -> Iterator[None]:
+    """Take a module that was not loaded before out of `sys.modules` again if building fails."""
+    was_absent = name not in sys.modules
+    try:
+        yield
+    except BaseException:
+        if was_absent:
+            sys.modules.pop(name, None)
+        raise
+
+
+def _load_new(
+    name: str, target: Path, cell: Source, merged: Source, filename: str, *, whole: bool
+) -> ModuleType:
+    """The live module of a file just written: the cell's code, or the file if it held more."""
+    sys.modules.pop(name, None)  # the scratch module
+    if whole:
+        return importlib.import_module(name)
+    module = _new_module(name, target)
+    _execute(module, cell, cell.pieces, merged, filename)
+    return module
+
+
+def _put_back(target: Path, old_text: str) -> None:
+    """Undo a write."""
+    if old_text:
+        target.write_text(old_text, encoding="utf-8", newline="\n")
+    else:
+        target.unlink(missing_ok=True)
+
+
+def _new_module(name: str, target: Path) -> ModuleType:
+    """An empty live module for a file that was just written, known to its parent package."""
+    parent, _, last = name.rpartition(".")
+    if parent:
+        importlib.import_module(parent)
+    search = [str(target.parent)] if target.name == "__init__.py" else None
+    spec = importlib.util.spec_from_file_location(name, target, submodule_search_locations=search)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    if parent:
+        setattr(sys.modules[parent], last, module)
+    return module
+
+
+def _finish_package(module: ModuleType, target: Path) -> None:
+    """A folder that was importable without `__init__.py` learns that it has one now."""
+    if target.name == "__init__.py" and getattr(module, "__file__", None) is None:
+        spec = importlib.util.spec_from_file_location(
+            module.__name__, target, submodule_search_locations=[str(target.parent)]
+        )
+        assert spec is not None
+        module.__file__, module.__spec__, module.__loader__ = str(target), spec, spec.loader
+        module.__path__ = [str(target.parent)]
+
+
+def _execute(
+    module: ModuleType, cell: Source, pieces: list[Piece], merged: Source, filename: str
+) -> None:
+    """Run the cell's imports and the given pieces in the module's namespace."""
+    if cell.head is not None:
+        module.__doc__ = ast.get_docstring(ast.parse(cell.head))
+    nodes = [*cell.import_nodes, *(node for piece in pieces for node in piece.nodes)]
+    _run(nodes, vars(module), filename, merged)
+
+
+def _stale(module: ModuleType, before: dict[str, Any], pieces: list[Piece]) -> list[str]:
+    """A line for each other module that still holds the object a redefinition replaced."""
+    lines = []
+    for name in (name for piece in pieces for name in piece.names):
+        old = before.get(name)
+        if old is None or not callable(old) or old is vars(module).get(name):
+            continue
+        holders = [
+            other
+            for other, loaded in sorted(sys.modules.items())
+            if other.split(".")[0] == PACKAGE
+            and loaded is not module
+            and any(value is old for value in vars(loaded).values())
+        ]
+        if holders:
+            lines.append(
+                f"{', '.join(holders)} still uses the previous {name}: "
+                "restart the kernel to mend it"
+            )
+    return lines
+
+
+def _report(path: PurePosixPath, cell: Source) -> str:
+    lines = sum(piece.num_lines for piece in cell.pieces)
+    if not cell.pieces:
+        return f"{path}: {'docstring and imports' if cell.head else 'imports'}"
+    return f"{path}: {', '.join(cell.names)} ({lines} line{'s' if lines != 1 else ''})"
+
+
+# --- The notebook side ----------------------------------------------------------------------------
+
+_builder: Builder | None = None
+
+
+def builder() -> Builder:
+    """The builder of this process, made on first use for the root that `find_root` names."""
+    global _builder
+    if _builder is None:
+        _builder = Builder(find_root())
+    return _builder
+
+
+def transform(lines: list[str]) -> list[str]:
+    """IPython's input transformer: a build cell becomes a call of `run_cell` on its text."""
+    cell = "".join(lines)
+    if directive(cell) is None:
+        return lines
+    return [f"__import__('course.builder', fromlist=['run_cell']).run_cell({cell!r})\n"]
+
+
+def run_cell(cell: str) -> None:
+    """Build a cell in the running notebook: print the report, bind the names."""
+    __tracebackhide__ = True
+    shell = _shell()
+    try:
+        report, names = builder().run(cell)
+    except SyntaxError:
+        raise
+    except BaseException as error:
+        _show_from_cell(shell, error)
+        raise
+    shell.user_ns.update(names)
+    print(report)
+
+
+def _shell() -> Any:
+    from IPython import get_ipython
+
+    shell = get_ipython()
+    if shell is None:
+        raise RuntimeError("build cells run in IPython or Jupyter, after `%load_ext course`")
+    return shell
+
+
+def _show_from_cell(shell: Any, error: BaseException) -> None:
+    """Let IPython's traceback begin at the reader's line instead of in this file."""
+    frame: TracebackType | None = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename == __file__:
+        frame = frame.tb_next
+    if isinstance(error, BuildError):
+        lines = [f"BuildError: {error}"]
+    elif frame is None:
+        return
+    else:
+        lines = shell.InteractiveTB.structured_traceback(type(error), error, frame)
+    render: Callable[[], list[str]] = lambda: lines  # noqa: E731
+    error._render_traceback_ = render  # type: ignore[attr-defined]
+
+
+def load(shell: Any) -> None:
+    """What `%load_ext course` does: quiet libraries, the import hook, the input transformer."""
+    from course.checkpoints import quiet
+
+    quiet()
+    root = builder().root
+    if not any(isinstance(finder, RootFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, RootFinder(root))
+        loaded = sys.modules.get(PACKAGE)
+        elsewhere = loaded is not None and str(root / PACKAGE) not in list(loaded.__path__)
+        if elsewhere:
+            raise RuntimeError(
+                f"{PACKAGE} is already imported from elsewhere; restart the kernel and run "
+                "`%load_ext course` first."
+            )
+    transformers = shell.input_transformers_cleanup
+    if transform not in transformers:
+        transformers.append(transform)

@@ -1,0 +1,295 @@
+"""Build cells: what `design.md` promises of them, on a package that grows in a temporary folder."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from course.builder import Builder, RootFinder
+from course.source import BuildError
+
+CORE = '''\
+#| build minisgl/core.py
+"""Core."""
+
+from __future__ import annotations
+
+import torch
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from minisgl.later import Handle
+
+# Identity, not equality.
+@dataclass(eq=False)
+class Req:
+    handle: Handle
+'''
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Iterator[Path]:
+    """An empty root; whatever `minisgl` is loaded meanwhile is put back afterwards."""
+
+    def ours() -> list[str]:
+        return [name for name in sys.modules if name.split(".")[0] == "minisgl"]
+
+    saved = {name: sys.modules.pop(name) for name in ours()}
+    finder = RootFinder(tmp_path)
+    sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
+    yield tmp_path
+    sys.meta_path.remove(finder)  # type: ignore[arg-type]
+    for name in ours():
+        del sys.modules[name]
+    sys.modules.update(saved)
+
+
+@pytest.fixture
+def build(package: Path) -> Callable[[str], dict[str, Any]]:
+    builder = Builder(package)
+    builder.run('#| build minisgl/__init__.py\n"""The package."""\n')
+
+    def run(cell: str) -> dict[str, Any]:
+        report, names = builder.run(cell)
+        return {"report": report, **names}
+
+    return run
+
+
+def text(package: Path, name: str = "core") -> str:
+    return (package / "minisgl" / f"{name}.py").read_text(encoding="utf-8")
+
+
+def test_builds_from_nothing_and_then_changes_nothing(package, build):
+    build(CORE)
+    batch = "#| build minisgl/core.py\n@dataclass\nclass Batch:\n    reqs: list[Req]\n"
+    build(batch)
+    file = package / "minisgl/core.py"
+    before, stamp = file.read_text(encoding="utf-8"), file.stat().st_mtime_ns
+    for cell in (CORE, batch, CORE, batch, batch):  # any number of times, in any order
+        build(cell)
+    assert file.read_text(encoding="utf-8") == before
+    assert file.stat().st_mtime_ns == stamp
+    assert before.count("class Req") == before.count("class Batch") == 1
+
+
+def test_a_second_kernel_finds_the_tree_complete(package, build):
+    build(CORE)
+    stamp = (package / "minisgl/core.py").stat().st_mtime_ns
+    for name in [n for n in sys.modules if n.startswith("minisgl")]:
+        del sys.modules[name]
+    _, names = Builder(package).run(CORE)
+    assert names["Req"] is sys.modules["minisgl.core"].Req
+    assert (package / "minisgl/core.py").stat().st_mtime_ns == stamp
+
+
+def test_layout_is_what_ruff_would_write(package, build):
+    build(CORE)
+    assert text(package) == (
+        '"""Core."""\n\nfrom __future__ import annotations\n\n'
+        "from dataclasses import dataclass\nfrom typing import TYPE_CHECKING\n\nimport torch\n\n"
+        "if TYPE_CHECKING:\n    from minisgl.later import Handle\n\n\n"
+        "# Identity, not equality.\n@dataclass(eq=False)\nclass Req:\n    handle: Handle\n"
+    )
+
+
+def test_an_edit_changes_just_that_definition_in_file_and_notebook(package, build):
+    build(CORE + "\n\ndef tail():\n    return 0\n")
+    build("#| build minisgl/core.py\nLIMIT = 1\nWIDTH = 2\n")
+    old = sys.modules["minisgl.core"]
+    tail = old.tail
+    given = build("#| build minisgl/core.py\ndef Req():\n    return 'edited'\n")
+    assert given["Req"] is sys.modules["minisgl.core"].Req
+    assert given["Req"]() == "edited"
+    assert sys.modules["minisgl.core"] is old and old.tail is tail
+    after = text(package)
+    assert "Identity" not in after and "class Req" not in after
+    assert after.index("def Req") < after.index("def tail") < after.index("LIMIT = 1\nWIDTH = 2\n")
+    build("#| build minisgl/core.py\nWIDTH = 3\n")
+    assert "LIMIT = 1\nWIDTH = 3\n" in text(package)
+
+
+def test_growing_a_module_keeps_existing_instances_valid(build):
+    req = build(CORE)["Req"](None)
+    build("#| build minisgl/core.py\nclass Batch:\n    pass\n")
+    assert isinstance(req, sys.modules["minisgl.core"].Req)
+
+
+def test_names_are_the_packages_and_imports_come_along(build):
+    given = build(CORE)
+    import torch
+
+    import minisgl.core
+
+    assert given["Req"] is minisgl.core.Req
+    assert given["torch"] is torch
+    assert "Handle" not in given
+
+
+def test_a_stale_holder_is_named(build):
+    build(CORE)
+    build("#| build minisgl/user.py\nfrom minisgl.core import Req\n\ndef make():\n    return Req\n")
+    report = build("#| build minisgl/core.py\nclass Req:\n    pass\n")["report"]
+    assert "minisgl.user still uses the previous Req: restart the kernel" in report
+
+
+@pytest.mark.parametrize(
+    ("cell", "error"),
+    [
+        ("def broken(:\n    pass", SyntaxError),
+        ("X = 1 / 0", ZeroDivisionError),
+        ("import minisgl.does_not_exist", ModuleNotFoundError),
+        ("def f(x=undefined_name):\n    pass", NameError),
+        ("class Req(Missing):\n    pass", NameError),
+        ("print('now')", BuildError),
+        ("for i in range(3):\n    pass", BuildError),
+        ("Req.x = 1", BuildError),
+        ("from minisgl.core import *", BuildError),
+        ("from .core import Req", BuildError),
+        ("import os  # a comment", BuildError),
+        ("a = 1; b = 2", BuildError),
+        ("a = 1\ndef g():\n    pass\na = 2", BuildError),
+        ("def g():\n    pass\n\n# nothing follows", BuildError),
+    ],
+)
+def test_nothing_is_lost_by_a_bad_cell(package, build, cell, error):
+    req = build(CORE)["Req"]
+    before = text(package)
+    names = set(vars(sys.modules["minisgl.core"]))
+    with pytest.raises(error):
+        build(f"#| build minisgl/core.py\n{cell}\n")
+    with pytest.raises(error):
+        build(f"#| build minisgl/fresh.py\nfrom minisgl.core import Req\n{cell}\n")
+    assert text(package) == before
+    assert not (package / "minisgl/fresh.py").exists()
+    assert sys.modules["minisgl.core"].Req is req
+    assert set(vars(sys.modules["minisgl.core"])) == names
+    assert "minisgl.fresh" not in sys.modules
+    build("#| build minisgl/fresh.py\nFINE = 1\n")
+    assert not list(package.rglob("*.tmp"))
+
+
+def test_a_redefinition_that_breaks_the_rest_of_the_file_is_refused(package, build):
+    build("#| build minisgl/core.py\ndef size():\n    return 4\n\n\nLIMIT = 8 // size()\n")
+    before = text(package)
+    with pytest.raises(ZeroDivisionError):
+        build("#| build minisgl/core.py\ndef size():\n    return 0\n")
+    assert text(package) == before
+    assert sys.modules["minisgl.core"].size() == 4
+
+
+def test_a_syntax_error_names_the_line_of_the_cell(build):
+    with pytest.raises(SyntaxError) as caught:
+        build("#| build minisgl/core.py\n\ndef fine():\n    pass\n\ndef broken(:\n    pass\n")
+    assert caught.value.lineno == 6
+
+
+def test_a_file_broken_by_hand_is_left_alone_until_its_cell_mends_it(package, build):
+    build(CORE)
+    file = package / "minisgl/core.py"
+    file.write_text("def broken(:\n", encoding="utf-8")
+    with pytest.raises(SyntaxError):
+        build("#| build minisgl/core.py\nX = 1\n")
+    assert text(package) == "def broken(:\n"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../x.py", "minisgl/../x.py", "/tmp/x.py", "other/x.py", "minisgl.py", "minisgl/x.txt"]
+    + ["minisgl\\x.py", "minisgl/a b.py", "minisgl/./../../x.py", "C:/minisgl/x.py", "course/x.py"],
+)
+def test_only_paths_inside_the_package(package, build, path):
+    with pytest.raises(BuildError, match="inside minisgl/ only"):
+        build(f"#| build {path}\nX = 1\n")
+    assert not (package / "x.py").exists() and not (package.parent / "x.py").exists()
+
+
+def test_links_out_are_refused(package, build, tmp_path_factory):
+    outside = tmp_path_factory.mktemp("outside")
+    (outside / "there.py").write_text("KEPT = 1\n", encoding="utf-8")
+    (package / "minisgl/linked").symlink_to(outside)
+    (package / "minisgl/there.py").symlink_to(outside / "there.py")
+    for path in ("minisgl/linked/x.py", "minisgl/there.py"):
+        with pytest.raises(BuildError, match="link out"):
+            build(f"#| build {path}\nX = 1\n")
+    assert (outside / "there.py").read_text(encoding="utf-8") == "KEPT = 1\n"
+    assert not (outside / "x.py").exists()
+
+
+def test_several_files_and_packages_in_any_order(package, build):
+    build("#| build minisgl/kv/base.py\nclass Handle:\n    pass\n")
+    given = build("#| build minisgl/kv/__init__.py\nfrom minisgl.kv.base import Handle\n")
+    import minisgl.kv
+
+    assert minisgl.kv.Handle is given["Handle"] is minisgl.kv.base.Handle
+    assert minisgl.kv.__file__ == str(package / "minisgl/kv/__init__.py")
+
+
+def test_a_missing_module_is_named_with_its_chapter(package, build):
+    folder = package / "notebooks"
+    folder.mkdir()
+    (folder / "07_later.ipynb").write_text('"#| build minisgl/later.py"', encoding="utf-8")
+    with pytest.raises(ModuleNotFoundError, match=r"minisgl.later is not built yet.*07_later"):
+        build("#| build minisgl/core.py\nimport minisgl.later\n")
+
+
+def test_an_installed_minisgl_is_never_used_instead(package):
+    with pytest.raises(ModuleNotFoundError, match="not built yet"):
+        __import__("minisgl.core")
+
+
+def test_decorators_overloads_constants_and_guarded_imports(package, build):
+    build(
+        "#| build minisgl/core.py\n"
+        "from functools import cache\nfrom typing import overload\n\n"
+        "try:\n    import flashinfer\nexcept ImportError:\n    flashinfer = None\n\n"
+        "A, B = 1, 2\nC: int = 3\n\n"
+        "@overload\ndef f(x: int) -> int: ...\n@overload\ndef f(x: str) -> str: ...\n"
+        "def f(x):\n    return x\n\n\n@cache\n# between\ndef g():\n    return 'é→ü'\n"
+    )
+    first = text(package)
+    build("#| build minisgl/core.py\n@cache\ndef g():\n    return 'ñ'\n")
+    assert text(package) == first.replace("# between\n", "").replace("é→ü", "ñ")
+    with pytest.raises(BuildError, match="assigned together with B"):
+        build("#| build minisgl/core.py\nA = 5\n")
+
+
+def test_a_definition_moved_between_cells_stays_single(package, build):
+    build(CORE)
+    build("#| build minisgl/core.py\ndef helper():\n    pass\n")
+    moved = "#| build minisgl/core.py\ndef helper():\n    pass\n\n\nclass Req:\n    pass\n"
+    build(moved)
+    assert text(package).count("class Req") == text(package).count("def helper") == 1
+
+
+def test_windows_line_ends(package, build):
+    build(CORE.replace("\n", "\r\n"))
+    assert b"\r" not in (package / "minisgl/core.py").read_bytes()
+    same = text(package)
+    (package / "minisgl/core.py").write_bytes(same.replace("\n", "\r\n").encode())
+    build(CORE)
+    assert text(package) == same
+
+
+def test_type_checking_blocks_merge_and_yield_to_real_imports(package, build):
+    build(CORE)
+    build(
+        "#| build minisgl/core.py\nif TYPE_CHECKING:\n    from minisgl.other import Other\n\n"
+        "def f(x: Other) -> Other:\n    return x\n"
+    )
+    imports = "    from minisgl.later import Handle\n    from minisgl.other import Other"
+    assert f"if TYPE_CHECKING:\n{imports}\n" in text(package)
+    build("#| build minisgl/other.py\nclass Other:\n    pass\n")
+    build(
+        "#| build minisgl/core.py\nfrom minisgl.other import Other\n\ndef g():\n    return Other\n"
+    )
+    assert text(package).count("import Other") == 1
+
+
+def test_the_report_is_the_same_on_an_empty_and_on_a_complete_tree(build):
+    assert build(CORE)["report"] == build(CORE)["report"] == "minisgl/core.py: Req (4 lines)"

@@ -1,0 +1,257 @@
+"""`python -m course`: a two-chapter course in a temporary folder, run by real kernels."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from course import notebooks
+from course.__main__ import main
+
+ONE = [
+    "%load_ext course",
+    '#| build minisgl/__init__.py\n"""The package."""',
+    '#| build minisgl/core.py\n"""Core."""\n\nfrom __future__ import annotations\n\n\n'
+    "def one() -> int:\n    return 1",
+    "print(one())",
+]
+TWO = [
+    "%load_ext course",
+    "#| build minisgl/core.py\nimport math\n\n\n"
+    "def two() -> int:\n    return math.ceil(one() + 0.5)",
+    "import ipywidgets\n\nslider = ipywidgets.IntSlider(description='é')\n"
+    "ipywidgets.jslink((slider, 'value'), (ipywidgets.IntText(), 'value'))\nslider",
+    "print(two())\nprint('x' * 3, flush=True)",
+    "import time\n\nprint(f'{time.perf_counter():.9f} s')",
+]
+
+
+def write(root: Path, name: str, cells: list[str]) -> None:
+    book = new_notebook(
+        cells=[new_markdown_cell(f"# {name}"), *(new_code_cell(source) for source in cells)],
+        metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}},
+    )
+    book.cells[-1].metadata["tags"] = ["nbval-ignore-output"]
+    nbformat.write(book, notebooks.notebook_path(root, name))
+
+
+def make_course(root: Path) -> None:
+    (root / "notebooks").mkdir()
+    write(root, "01_one", ONE)
+    write(root, "02_two", TWO)
+    (root / "_toc.yml").write_text(
+        "format: jb-book\nroot: book/index\nparts:\n- chapters:\n  - file: notebooks/01_one\n"
+        "  - file: notebooks/02_two\n    sections:\n    - file: notebooks/03_not_there_yet\n",
+        encoding="utf-8",
+    )
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The course as written, not run yet."""
+    make_course(tmp_path)
+    monkeypatch.setenv("MINISGL_ROOT", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The course after `python -m course run`; copied for each test that needs it."""
+    folder = tmp_path_factory.mktemp("template")
+    make_course(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINISGL_ROOT", str(folder))
+        assert main(["run"]) == 0
+    return folder
+
+
+@pytest.fixture
+def executed(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the executed course."""
+    shutil.copytree(template, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setenv("MINISGL_ROOT", str(tmp_path))
+    return tmp_path
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*.*") if p.is_file()}
+
+
+def test_running_builds_the_package_and_running_again_gives_no_diff(executed, capfd):
+    built = (executed / "minisgl/core.py").read_text(encoding="utf-8")
+    assert "def one" in built and "def two" in built
+    before = tree(executed)
+    assert main(["run"]) == 0
+    assert "01_one: unchanged\n02_two: unchanged" in capfd.readouterr().out
+    after = tree(executed)
+    assert {k: v for k, v in after.items() if "pyc" not in k} == {
+        k: v for k, v in before.items() if "pyc" not in k
+    }
+
+
+def test_run_stores_widget_state_with_its_links_and_stable_ids(executed):
+    book = notebooks.read(executed, "02_two")
+    state = book.metadata.widgets[notebooks.WIDGET_STATE]["state"]
+    names = {model["model_name"] for model in state.values()}
+    assert {"IntSliderModel", "LinkModel", "IntTextModel"} <= names
+    view = next(o for c in book.cells if c.cell_type == "code" for o in c.outputs if "data" in o)
+    assert view.data[notebooks.WIDGET_VIEW]["model_id"] in state
+
+
+def test_run_leaves_a_failing_chapter_as_it_was(root, capfd):
+    write(root, "01_one", [*ONE, "raise ValueError('on purpose')"])
+    before = notebooks.notebook_path(root, "01_one").read_bytes()
+    assert main(["run", "01_one"]) == 1
+    assert "on purpose" in capfd.readouterr().err
+    assert notebooks.notebook_path(root, "01_one").read_bytes() == before
+
+
+def test_fresh_takes_new_timings(executed):
+    def timing() -> str:
+        return notebooks.read(executed, "02_two").cells[-1].outputs[0].text
+
+    before = timing()
+    assert main(["run", "02_two", "--fresh"]) == 0
+    assert timing() != before
+
+
+def test_build_needs_no_kernel_and_gives_what_running_gives(executed, tmp_path_factory, capfd):
+    folder = tmp_path_factory.mktemp("built")
+    assert main(["build", str(folder)]) == 0
+    for name in ("__init__", "core"):
+        path = f"minisgl/{name}.py"
+        assert (folder / path).read_bytes() == (executed / path).read_bytes()
+    (folder / "minisgl/extra.py").write_text("X = 1\n", encoding="utf-8")
+    assert main(["build", str(folder)]) == 0
+    assert "extra  minisgl/extra.py" in capfd.readouterr().out
+
+
+def test_check_proves_the_tree_from_nothing(executed, capfd):
+    assert main(["check"]) == 0
+    out = capfd.readouterr().out
+    assert "ok  01_one: 2 files built, 2 in the package" in out
+    assert "ok  02_two: 1 files built, 2 in the package" in out
+
+
+def test_check_says_where_one_character_differs_in_the_package(executed, capfd):
+    edit(executed / "minisgl/core.py", "0.5", "0.6")
+    assert main(["check", "--static"]) == 1
+    out = capfd.readouterr().out
+    assert "minisgl/core.py, line 13 (two, notebooks/02_two.ipynb, cell 3)" in out
+    assert "-    return math.ceil(one() + 0.6)" in out
+
+
+def test_check_says_where_one_character_differs_in_a_cell(executed, capfd):
+    edit(notebooks.notebook_path(executed, "01_one"), "    return 1", "    return 2")
+    assert main(["check", "--static"]) == 1
+    assert "minisgl/core.py, line 9 (one, notebooks/01_one.ipynb, cell 4)" in capfd.readouterr().out
+
+
+def test_check_finds_what_no_cell_builds_and_what_two_build(executed, capfd):
+    (executed / "minisgl/extra.py").write_text("X = 1\n", encoding="utf-8")
+    write(executed, "02_two", [*TWO, "#| build minisgl/core.py\ndef one() -> int:\n    return 1"])
+    assert main(["check", "--static"]) == 1
+    out = capfd.readouterr().out
+    assert "minisgl/extra.py is built by no notebook" in out
+    assert "one is built twice, by notebooks/01_one.ipynb, cell 4 and notebooks/02_two" in out
+
+
+def test_check_catches_a_chapter_that_needs_a_later_one(executed, capfd):
+    cells = notebooks.read(executed, "01_one")
+    cells.cells[-1].source = "import minisgl.core\n\nprint(minisgl.core.two())"
+    nbformat.write(cells, notebooks.notebook_path(executed, "01_one"))
+    assert main(["check"]) == 1
+    assert "has no attribute 'two'" in capfd.readouterr().err
+
+
+def test_pull_writes_an_edit_back_into_its_cell(executed, capfd):
+    core = executed / "minisgl/core.py"
+    edit(core, "import math", "import math\nimport os")
+    edit(core, "return 1", "# why\n    return 1 + len(os.sep) - 1")
+    assert main(["pull"]) == 0
+    assert "pulled  notebooks/01_one.ipynb, cell 4" in capfd.readouterr().out
+    assert main(["check", "--static"]) == 0 or "not run in order" in capfd.readouterr().out
+    pulled = core.read_bytes()
+    assert main(["build"]) == 0
+    assert core.read_bytes() == pulled
+    assert main(["pull"]) == 0
+    assert "0 cells changed" in capfd.readouterr().out
+
+
+def test_pull_refuses_what_has_no_cell_and_writes_nothing(executed, capfd):
+    edit(executed / "minisgl/core.py", "def two", "def three() -> int:\n    return 3\n\n\ndef two")
+    edit(executed / "minisgl/core.py", "return 1", "return 7")
+    before = tree(executed / "notebooks")
+    assert main(["pull"]) == 1
+    assert "three is in the file but in no build cell" in capfd.readouterr().err
+    assert tree(executed / "notebooks") == before
+
+
+def test_an_unknown_chapter_is_named(root, capfd):
+    assert main(["run", "99_none"]) == 1
+    assert (
+        "there is no chapter '99_none'; the chapters are 01_one, 02_two" in capfd.readouterr().err
+    )
+
+
+def nbval(root: Path, name: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "--nbval", "-q", "-p", "no:cacheprovider", name],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        cwd=root / "notebooks",
+        env={**os.environ, "MINISGL_ROOT": str(root)},
+    )
+
+
+def test_nbval_passes_on_a_complete_and_on_an_empty_tree_and_does_compare(executed):
+    names = ("01_one.ipynb", "02_two.ipynb")
+    for _ in range(2):
+        for name in names:
+            result = nbval(executed, name)
+            assert result.returncode == 0 and "passed" in result.stdout, result.stdout
+        shutil.rmtree(executed / "minisgl")
+    assert main(["build"]) == 0
+    edit(executed / "notebooks/02_two.ipynb", "xxx", "xyx")
+    assert "1 failed" in nbval(executed, names[1]).stdout
+
+
+def test_errors_in_a_notebook_begin_at_the_readers_line(root):
+    cells = [
+        *ONE,
+        "#| build minisgl/core.py\nimport math\n\nLIMIT = math.sqrt(-1)",
+        "#| build minisgl/core.py\ndef broken(:\n    pass",
+        "#| build ../x.py\nX = 1",
+        "import sys\n\nprint(one(), hasattr(sys.modules['minisgl.core'], 'LIMIT'))",
+    ]
+    write(root, "01_one", cells)
+    book = notebooks.read(root, "01_one")
+    for cell in book.cells[-4:-1]:
+        cell.metadata["tags"] = ["raises-exception"]
+    notebooks.execute(book, "01_one", root)
+    failed, syntax, path, after = (cell.outputs[0] for cell in book.cells[-4:])
+    shown, shown_syntax = (
+        re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(output.traceback)) for output in (failed, syntax)
+    )
+    assert failed.ename == "ValueError" and "LIMIT = math.sqrt(-1)" in shown
+    assert "run_cell" not in shown and "builder.py" not in shown
+    assert syntax.ename == "SyntaxError" and "def broken(:" in shown_syntax
+    assert path.ename == "BuildError" and "inside minisgl/ only" in path.evalue
+    assert len(path.traceback) == 1
+    assert after.text == "1 False\n"
+    assert not (root.parent / "x.py").exists()
