@@ -1,0 +1,122 @@
+"""What must hold for the course as it is committed: its package, its notebooks, its links."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from course import notebooks
+from course.__main__ import main
+
+ROOT = Path(__file__).resolve().parent.parent
+CHAPTERS = notebooks.chapters(ROOT)
+COMMIT = "20fcd7f3c6a1898a61139fae1c97cc7a40bd8d66"  # of the official mini-sglang that we cite
+PAGES = sorted([*(ROOT / "book").glob("*.md"), *(ROOT / "notebooks").glob("*.ipynb")])
+
+
+def prose(path: Path) -> str:
+    """The Markdown of a page or of a notebook."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        return text
+    cells = json.loads(text)["cells"]
+    return "\n\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors of a page's headings, as MyST makes them."""
+    headings = re.findall(r"^#{1,4} +(.+?) *$", prose(path), flags=re.MULTILINE)
+    plain = [re.sub(r"[`*]", "", heading).lower() for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+
+
+def test_minisgl_is_what_the_notebooks_build():
+    assert not notebooks.check_static(ROOT)
+
+
+def test_every_chapter_runs_on_what_came_before_it(monkeypatch, capfd):
+    monkeypatch.setenv("MINISGL_ROOT", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert main(["check"]) == 0, capfd.readouterr().err
+    assert capfd.readouterr().out.count("ok  ") == 1 + len(CHAPTERS)
+
+
+def test_every_notebook_is_a_chapter_of_the_book():
+    assert sorted(CHAPTERS) == sorted(p.stem for p in (ROOT / "notebooks").glob("*.ipynb"))
+
+
+def test_minisgl_imports_neither_the_course_nor_anything_optional():
+    for path in (ROOT / "minisgl").rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in tree.body:  # at import time; inside a function an import may be lazy
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                root = name.split(".")[0]
+                allowed = {"minisgl", "torch", "transformers", "safetensors", "huggingface_hub"}
+                assert root in allowed | set(sys.stdlib_module_names), f"{path}: {name}"
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"^\s*(from|import) course\b", text, flags=re.MULTILINE), path
+
+
+def test_every_module_imports_alone_and_opens_files_with_an_encoding():
+    import minisgl
+
+    modules = ["minisgl"] + [
+        m.name for m in pkgutil.walk_packages(minisgl.__path__, "minisgl.")
+    ]
+    code = "import sys, importlib\nfor m in sys.argv[1:]:\n    importlib.import_module(m)\n"
+    for order in (modules, modules[::-1]):
+        result = subprocess.run(
+            [sys.executable, "-W", "error::EncodingWarning", "-c", code, *order],
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            env={**os.environ, "PYTHONWARNDEFAULTENCODING": "1"},
+        )
+        assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if target.startswith(("http://", "https://", "mailto:")):
+            if "github.com/sgl-project/mini-sglang/" in target:
+                assert f"/{COMMIT}/" in target, f"{page.name}: {target} has no commit"
+            continue
+        file, _, anchor = target.partition("#")
+        path = (page.parent / file).resolve() if file else page
+        assert path.exists(), f"{page.name}: {target}"
+        if anchor and path.suffix in {".md", ".ipynb"}:
+            assert anchor in anchors(path), f"{page.name}: {target} has no such heading"
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_a_chapter_has_the_parts_that_each_chapter_has(chapter):
+    text = prose(notebooks.notebook_path(ROOT, chapter)).lower()
+    parts = ["self-test", "hugging face", "exercise", "summary", "<summary>"]
+    if chapter[0].isdigit():
+        parts += ["debugging", "how to explain it", "upstream"]
+    missing = [part for part in parts if part not in text]
+    assert not missing, f"{chapter} lacks {missing}"
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_a_chapter_is_built_in_small_steps(chapter):
+    for cell in notebooks.build_cells(ROOT, [chapter]):
+        assert len(cell.text.splitlines()) <= 60, f"{cell.where}: split this cell"
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_a_notebook_has_no_machine_path_and_no_trailing_noise(chapter):
+    text = notebooks.notebook_path(ROOT, chapter).read_text(encoding="utf-8")
+    assert not re.search(r"/(home|Users|root|work|tmp|var)/\w", text)
+    assert not re.search(r" at 0x[0-9a-f]{6,}", text), "an object's address"
