@@ -1,0 +1,98 @@
+"""Attention over the paged pool in plain PyTorch, for any device.
+
+Official counterparts, for GPUs: `python/minisgl/attention/fa.py`, `fi.py` and `trtllm.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from minisgl.attention.base import BaseAttnMetadata, EagerBackend
+from minisgl.attention.torch_plans import make_plan
+from minisgl.attention.utils import cumulative_lengths
+from minisgl.core import get_global_ctx
+from minisgl.distributed.info import get_tp_info
+from minisgl.utils.misc import div_even
+
+if TYPE_CHECKING:
+    from minisgl.attention.torch_plans import AttentionPlan
+    from minisgl.core import Batch, Req
+    from minisgl.models.config import ModelConfig
+
+
+@dataclass
+class TorchMetadata(BaseAttnMetadata):
+    """One batch as attention sees it; tensors are int32, padding requests included.
+
+    Queries of request i are rows `[cu_seqlens_q[i], cu_seqlens_q[i + 1])` of the packed q; its K
+    and V lie in the slots `page_table[i, :cache_seqlens[i]]`. What is right of that is undefined.
+    """
+
+    cu_seqlens_q: torch.Tensor  # [bs + 1], cumulative numbers of new tokens
+    cu_seqlens_k: torch.Tensor  # [bs + 1], cumulative numbers of all tokens
+    cache_seqlens: torch.Tensor  # [bs], tokens of each request once this pass has stored its own
+    max_seqlen_q: int
+    max_seqlen_k: int
+    page_table: torch.Tensor  # [bs, max_seqlen_k], token locations
+    plan: AttentionPlan
+
+    def get_last_indices(self, bs: int) -> torch.Tensor:
+        return self.cu_seqlens_q[1 : bs + 1] - 1
+
+
+def make_metadata(
+    reqs: list[Req],
+    page_table: torch.Tensor,
+    num_slots: int,
+    num_qo_heads: int,
+    num_kv_heads: int,
+    dtype: torch.dtype,
+) -> TorchMetadata:
+    """The metadata of a batch of `reqs`, whose slots stand in the engine's whole `page_table`."""
+    q_lens, kv_lens = [req.extend_len for req in reqs], [req.device_len for req in reqs]
+    longest, width = max(kv_lens), page_table.shape[1]
+    if longest > width:
+        raise ValueError(f"a request of {longest} tokens in a page table of {width} positions")
+    rows = page_table[torch.tensor([req.table_idx for req in reqs]), :longest]
+    return TorchMetadata(
+        cu_seqlens_q=cumulative_lengths(q_lens, rows.device),
+        cu_seqlens_k=cumulative_lengths(kv_lens, rows.device),
+        cache_seqlens=torch.tensor(kv_lens, dtype=torch.int32, device=rows.device),
+        max_seqlen_q=max(q_lens),
+        max_seqlen_k=longest,
+        page_table=rows,
+        plan=make_plan(q_lens, kv_lens, rows, num_slots, num_qo_heads, num_kv_heads, dtype),
+    )
+
+
+class TorchBackend(EagerBackend):
+    """Stores K and V first and reads second; how it reads is the batch's plan.
+
+    Made after the global context has its KV pool. Raises ValueError if the query heads cannot be
+    shared out evenly among the KV heads.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.kv_cache = get_global_ctx().kv_cache
+        pages, page_size, self.num_kv_heads, _ = self.kv_cache.k_cache(0).shape
+        self.num_slots = pages * page_size
+        self.num_qo_heads = div_even(config.num_qo_heads, get_tp_info().size, what="query heads")
+        div_even(self.num_qo_heads, self.num_kv_heads, what="query heads")
+
+    def prepare_metadata(self, batch: Batch) -> None:
+        table, dtype = get_global_ctx().page_table, self.kv_cache.dtype
+        heads = (self.num_qo_heads, self.num_kv_heads)
+        batch.attn_metadata = make_metadata(batch.padded_reqs, table, self.num_slots, *heads, dtype)
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer_id: int, batch: Batch
+    ) -> torch.Tensor:
+        metadata = batch.attn_metadata
+        assert isinstance(metadata, TorchMetadata), "prepare_metadata(batch) comes first"
+        self.kv_cache.store_kv(k, v, batch.out_loc, layer_id)
+        k_slots = self.kv_cache.k_cache(layer_id).flatten(0, 1)
+        v_slots = self.kv_cache.v_cache(layer_id).flatten(0, 1)
+        return metadata.plan.attend(q, k_slots, v_slots)

@@ -1,0 +1,151 @@
+"""CUDA graphs for decode: record a pass once per batch size, replay it for nothing.
+
+On a CPU there are no graphs, and all that is left of this file is `pad_batch`, which then pads
+nothing. Official counterpart: `engine/graph.py`. The code for CUDA was written with care and has
+not been run by this course's tests, which have no GPU.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from minisgl.core import Batch, Req, get_global_ctx
+from minisgl.utils.device import NullStream, is_cuda
+
+if TYPE_CHECKING:
+    from minisgl.attention.base import BaseAttnBackend
+    from minisgl.models.base import BaseLLMModel
+
+
+@dataclass
+class GraphCaptureBuffer:
+    """Inputs and outputs of the recorded passes, at addresses that never change.
+
+    A graph replays the same kernels on the same addresses: a new batch is copied in before, and
+    its logits are read from here after. The first `bs` entries serve batch size `bs`.
+    """
+
+    input_ids: torch.Tensor  # [max_bs], int32
+    out_loc: torch.Tensor  # [max_bs], int32
+    positions: torch.Tensor  # [max_bs], int32
+    logits: torch.Tensor  # [max_bs, vocab_size], float32
+
+    @classmethod
+    def init(cls, bs: int, vocab_size: int, device: torch.device) -> GraphCaptureBuffer:
+        """Buffers for batches of up to `bs` requests."""
+        ids, out_loc, positions = torch.zeros(3, bs, dtype=torch.int32, device=device)
+        logits = torch.empty(bs, vocab_size, dtype=torch.float32, device=device)
+        return cls(ids, out_loc, positions, logits)
+
+    def set_batch(self, batch: Batch) -> None:
+        """Let `batch` read its inputs from here: what is recorded are these addresses."""
+        bs = batch.padded_size
+        batch.input_ids, batch.out_loc = self.input_ids[:bs], self.out_loc[:bs]
+        batch.positions = self.positions[:bs]
+
+    def copy_from(self, batch: Batch) -> None:
+        """Copy the inputs of `batch`, padding included, to where the graphs look for them."""
+        bs = batch.padded_size
+        self.input_ids[:bs], self.out_loc[:bs] = batch.input_ids, batch.out_loc
+        self.positions[:bs] = batch.positions
+
+
+def _determine_cuda_graph_bs(
+    cuda_graph_bs: list[int] | None, cuda_graph_max_bs: int | None, free_memory: int
+) -> list[int]:
+    """The batch sizes to record, in rising order: those asked for, or 1, 2, 4 and every eighth.
+
+    The largest, unless `cuda_graph_max_bs` says it (0 for no graphs), follows from the GPU's free
+    bytes: each size keeps its own intermediate results.
+    """
+    if cuda_graph_bs is not None:
+        return sorted(set(cuda_graph_bs))
+    largest = cuda_graph_max_bs
+    if largest is None:
+        largest = 256 if free_memory > 80 << 30 else 160
+    return [bs for bs in (1, 2, 4, *range(8, largest + 1, 8)) if bs <= largest]
+
+
+class GraphRunner:
+    """Pads decode batches to a recorded size and replays the recording."""
+
+    def __init__(
+        self,
+        stream: torch.cuda.Stream | NullStream,
+        device: torch.device,
+        model: BaseLLMModel,
+        attn_backend: BaseAttnBackend,
+        cuda_graph_bs: list[int] | None,
+        cuda_graph_max_bs: int | None,
+        free_memory: int,
+        max_seq_len: int,
+        vocab_size: int,
+        dummy_req: Req,
+    ) -> None:
+        self.attn_backend, self.dummy_req = attn_backend, dummy_req
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.graph_bs_list: list[int] = []  # the recorded sizes, rising
+        if is_cuda(device) and attn_backend.supports_cuda_graph:
+            sizes = _determine_cuda_graph_bs(cuda_graph_bs, cuda_graph_max_bs, free_memory)
+            if sizes:
+                self.buffer = GraphCaptureBuffer.init(sizes[-1], vocab_size, device)
+                self.graphs = _capture_graphs(self, sizes, max_seq_len, model, stream)
+                self.graph_bs_list = sizes
+
+    def can_use_cuda_graph(self, batch: Batch) -> bool:
+        """Whether a recording fits: never on a CPU, and never for prefill."""
+        return batch.is_decode and batch.size <= max(self.graph_bs_list, default=0)
+
+    def pad_batch(self, batch: Batch) -> None:
+        """Set `batch.padded_reqs`: the requests, and dummies up to the next recorded size."""
+        padding = 0
+        if self.can_use_cuda_graph(batch):
+            fitting = self.graph_bs_list[bisect_left(self.graph_bs_list, batch.size)]
+            padding = fitting - batch.size
+        batch.padded_reqs = batch.reqs + [self.dummy_req] * padding
+
+    def replay(self, batch: Batch) -> torch.Tensor:
+        """The logits of a padded decode batch, `[batch.size, vocab_size]`, from its recording.
+
+        They stand in the shared buffer: read them before the next replay.
+        """
+        self.buffer.copy_from(batch)
+        self.attn_backend.prepare_for_replay(batch)
+        self.graphs[batch.padded_size].replay()
+        return self.buffer.logits[: batch.size]
+
+    def destroy_cuda_graphs(self) -> None:
+        """Forget the recordings. They must be gone before a process group that they use is."""
+        self.graphs.clear()
+        self.graph_bs_list = []
+
+
+def _capture_graphs(
+    runner: GraphRunner,
+    sizes: list[int],
+    max_seq_len: int,
+    model: BaseLLMModel,
+    stream: torch.cuda.Stream | NullStream,
+) -> dict[int, torch.cuda.CUDAGraph]:
+    """Record one decode pass for each size, the largest first: the smaller reuse its memory."""
+    assert not isinstance(stream, NullStream), "graphs are recorded on a GPU"
+    graphs: dict[int, torch.cuda.CUDAGraph] = {}
+    runner.attn_backend.init_capture_graph(max_seq_len=max_seq_len, bs_list=sizes)
+    pool = None
+    for bs in reversed(sizes):
+        batch = Batch(reqs=[runner.dummy_req] * bs, phase="decode")
+        batch.padded_reqs = batch.reqs
+        runner.buffer.set_batch(batch)
+        runner.attn_backend.prepare_for_capture(batch)
+        graph = torch.cuda.CUDAGraph()
+        with get_global_ctx().forward_batch(batch), torch.inference_mode():
+            runner.buffer.logits[:bs] = model.forward()  # the first run may compile and allocate
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
+                runner.buffer.logits[:bs] = model.forward()
+        pool = pool or graph.pool()
+        graphs[bs] = graph
+    return graphs

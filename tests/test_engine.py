@@ -1,0 +1,631 @@
+"""The engine: agreement with `transformers`, memory, limits, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hand_driven import Driver, config_for, hf_tokens, started
+
+from course import checkpoints
+from minisgl import core
+from minisgl.core import Batch, SamplingParams, get_global_ctx
+from minisgl.distributed import DistributedInfo, set_tp_info, try_get_tp_info
+from minisgl.engine import Engine, EngineConfig
+from minisgl.engine import engine as engine_module
+from minisgl.engine.engine import bytes_per_page, plan_memory, require_two_pages
+from minisgl.engine.graph import GraphCaptureBuffer, _determine_cuda_graph_bs
+from minisgl.layers import rotary
+from minisgl.moe import create_moe_backend
+from minisgl.utils import device as device_module
+from minisgl.utils.device import (
+    NullEvent,
+    NullStream,
+    get_free_memory,
+    make_device_tensor,
+    make_event,
+    make_stream,
+    physical_cores,
+    pin,
+    resolve_device,
+    use_stream,
+)
+
+CPU = torch.device("cpu")
+ARCHITECTURES = (
+    "llama",
+    "llama-bias",
+    "llama-untied",
+    "llama3-rope",
+    "yarn",
+    "mistral",
+    "qwen2",
+    "qwen3",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quiet() -> None:
+    checkpoints.quiet()
+
+
+def tiny(name: str = "llama", **options: Any) -> str:
+    return str(checkpoints.tiny(name, **options))
+
+
+def prompts_of(*lengths: int, seed: int = 0) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(0, 200, (n,), generator=generator).tolist() for n in lengths]
+
+
+def reference(path: str) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
+# --- the same tokens ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_same_tokens_as_transformers_at_every_page_size(name: str) -> None:
+    path, prompts = tiny(name), prompts_of(5, 17, 1, 33)
+    model = reference(path)
+    expected = hf_tokens(model, prompts, 8)
+    for page_size in (1, 4, 16):
+        with started(path, page_size=page_size) as driver:
+            assert driver.run(prompts, 8) == expected
+            assert [driver.run([ids], 8)[0] for ids in prompts] == expected
+            driver.pages.check_integrity()
+            assert len(driver.pages.free_pages) == driver.engine.num_pages
+            reqs = [driver.admit(ids, 1) for ids in prompts]
+            ours = driver.logits(reqs, "prefill")
+            with torch.inference_mode():
+                theirs = [model(torch.tensor([ids])).logits[0, -1] for ids in prompts]
+            assert (ours - torch.stack(theirs)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_a_prefix_that_another_row_has_cached(name: str, page_size: int) -> None:
+    first, tail = prompts_of(12, 7, seed=3)
+    prompt = first[:8] + tail
+    with started(tiny(name), page_size=page_size) as driver:
+        expected = driver.run([prompt], 6)
+        owner = driver.admit(first, 6)
+        driver.step([owner], "prefill")
+        req = driver.admit(prompt, 6, shared=(owner, 8))
+        batch = driver.batch([req], "prefill")
+        assert batch.positions.tolist() == list(range(8, 15))
+        driver.engine.forward_batch(batch, driver.engine.sampler.prepare(batch))
+        assert (req.cached_len, req.device_len) == (15, 16)
+    with started(tiny(name), page_size=page_size) as driver:
+        owner = driver.admit(first, 6)
+        driver.step([owner], "prefill")
+        req = driver.admit(prompt, 6, shared=(owner, 8))
+        other = driver.admit(tail, 6)  # a hit and a miss in one batch
+        driver.step([req, other], "prefill")
+        while req.can_decode:
+            driver.step([owner, req, other] if owner.can_decode else [req, other], "decode")
+        assert req.input_ids[-6:].tolist() == expected[0]
+        for each in (req, other, owner):
+            driver.finish(each)
+        driver.pages.check_integrity()
+
+
+def test_positions_grow_by_one() -> None:
+    with started(tiny()) as driver:
+        req, phase, seen = driver.admit(prompts_of(6)[0], 5), "prefill", []
+        while req.can_decode:
+            batch = driver.batch([req], phase)
+            seen += batch.positions.tolist()
+            out = driver.engine.forward_batch(batch, driver.engine.sampler.prepare(batch))
+            driver.table.token_pool[req.table_idx, req.device_len - 1] = out.next_tokens_gpu[0]
+            phase = "decode"
+        assert seen == list(range(10))
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_dummy_requests_change_nothing(page_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = prompts_of(5, 9, 2)
+    with started(tiny(), page_size=page_size) as driver:
+        expected = driver.run(prompts, 6)
+        runner, dummy = driver.engine.graph_runner, driver.engine.dummy_req
+        dummy_slot = driver.engine.num_pages * page_size
+        assert set(driver.engine.page_table[dummy.table_idx].tolist()) == {dummy_slot}
+
+        def pad(batch: Batch) -> None:
+            batch.padded_reqs = batch.reqs + [dummy] * (2 if batch.is_decode else 0)
+
+        monkeypatch.setattr(runner, "pad_batch", pad)
+        assert driver.run(prompts, 6) == expected
+        assert (dummy.cached_len, dummy.device_len) == (0, 1)
+
+
+def test_sampled_and_greedy_requests_in_one_batch() -> None:
+    prompts = prompts_of(4, 8, 6)
+    hot = SamplingParams(temperature=1.0, top_k=20, top_p=0.9)
+    with started(tiny()) as driver:
+        alone = driver.run([prompts[1]], 6)[0]
+        torch.manual_seed(0)
+        mixed = driver.run(prompts, 6, [hot, SamplingParams(), hot])
+        assert mixed[1] == alone
+        torch.manual_seed(0)
+        assert driver.run(prompts, 6, [hot, SamplingParams(), hot]) == mixed
+
+
+def test_what_a_pass_returns() -> None:
+    with started(tiny()) as driver:
+        reqs = [driver.admit(ids, 2) for ids in prompts_of(3, 4)]
+        batch = driver.batch(reqs, "prefill")
+        out = driver.engine.forward_batch(batch, driver.engine.sampler.prepare(batch))
+        assert out.next_tokens_gpu.dtype == torch.int32 and out.next_tokens_gpu.shape == (2,)
+        assert torch.equal(out.next_tokens_gpu, out.next_tokens_cpu)
+        assert out.copy_done_event.query()
+
+
+def test_lengths_move_on_before_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
+    with started(tiny()) as driver:
+        req = driver.admit(prompts_of(6)[0], 2)
+        seen = []
+
+        def sample(logits: torch.Tensor, args: object) -> torch.Tensor:
+            seen.append((req.cached_len, req.device_len))
+            return logits.argmax(-1)
+
+        monkeypatch.setattr(driver.engine.sampler, "sample", sample)
+        driver.step([req], "prefill")
+        assert seen == [(6, 7)]
+
+
+def test_bfloat16_runs() -> None:
+    """Tokens are not compared: in bfloat16 a batch of another size may round to another token."""
+    with started(tiny("qwen3"), dtype=torch.bfloat16) as driver:
+        assert driver.engine.kv_cache.dtype == torch.bfloat16
+        assert [len(tokens) for tokens in driver.run(prompts_of(7, 3), 5)] == [5, 5]
+
+
+def test_dummy_weights_need_no_checkpoint(tmp_path: Path) -> None:
+    config = Path(tiny("qwen2"), "config.json").read_text(encoding="utf-8")
+    (tmp_path / "config.json").write_text(config, encoding="utf-8")
+    answers = []
+    for _ in range(2):
+        torch.manual_seed(len(answers))  # the weights do not depend on it, nor change it
+        state = torch.get_rng_state()
+        with started(str(tmp_path), use_dummy_weight=True) as driver:
+            assert torch.equal(torch.get_rng_state(), state)
+            answers.append(driver.run(prompts_of(5), 4))
+    assert answers[0] == answers[1]
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+class Shape:
+    """A model config with nothing but what the plan reads: Qwen3-0.6B's."""
+
+    num_layers, num_kv_heads, head_dim = 28, 8, 128
+
+
+def plan_config(**changes: Any) -> EngineConfig:
+    given = {"dtype": torch.bfloat16, "tp_info": DistributedInfo(0, 1), **changes}
+    config = EngineConfig("nowhere", **given)
+    config.__dict__["model_config"] = Shape()
+    return config
+
+
+def test_the_plan_for_a_24_gb_card() -> None:
+    plan = plan_memory(plan_config(), 24 * 10**9, 1_200_000_000)
+    assert plan.bytes_per_page == 112 * 1024
+    assert plan.budget == 21_600_000_000 - 1_200_000_000
+    assert plan.num_pages == plan.budget // 114_688 == 177_873
+    sixteen = plan_memory(plan_config(page_size=16), 24 * 10**9, 1_200_000_000)
+    assert sixteen.num_pages == plan.num_pages // 16
+    two_ranks = plan_config(tp_info=DistributedInfo(1, 2))
+    assert bytes_per_page(two_ranks) == 56 * 1024
+
+
+def test_the_pool_is_capped_on_a_cpu() -> None:
+    capped = plan_memory(plan_config(), 24 * 10**9, 0, pool_limit=2 << 30)
+    assert capped.num_pages == (2 << 30) // 114_688
+    small = plan_memory(plan_config(), 10**9, 0, pool_limit=2 << 30)
+    assert small.num_pages == 900_000_000 // 114_688
+    with started(tiny(), num_page_override=None, cpu_kv_cache_bytes=1 << 20) as driver:
+        assert driver.engine.num_pages == (1 << 20) // bytes_per_page(driver.engine.config)
+        assert driver.engine.memory.model == sum(
+            weight.nbytes for weight in driver.engine.model.state_dict().values()
+        )
+
+
+def test_too_little_memory_says_what_to_change() -> None:
+    for free, model, cap in ((200_000, 0, None), (10**9, 10**9, None), (10**9, 0, 200_000)):
+        with pytest.raises(ValueError, match=r"two pages.*memory_ratio.*dtype"):
+            require_two_pages(plan_memory(plan_config(), free, model, cap), plan_config())
+    require_two_pages(plan_memory(plan_config(num_page_override=2), 0, 0), plan_config())
+    with pytest.raises(ValueError, match="cpu_kv_cache_bytes"):
+        Engine(config_for(tiny(), num_page_override=None, cpu_kv_cache_bytes=1000))
+    serves_a_request()
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"num_page_override": 1}, "num_page_override must be at least 2, got 1"),
+        ({"num_page_override": -3}, "num_page_override must be at least 2"),
+        ({"page_size": 0}, "page_size must be at least 1"),
+        ({"max_running_req": 0}, "max_running_req"),
+        ({"max_seq_len_override": 0}, "max_seq_len_override"),
+        ({"memory_ratio": 1.5}, "memory_ratio"),
+        ({"memory_ratio": 0.0}, "memory_ratio"),
+        ({"dtype": torch.int32}, "floating-point"),
+    ],
+)
+def test_settings_that_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config_for(tiny(), **changes)
+
+
+def test_the_config() -> None:
+    config = EngineConfig(tiny("qwen3"), DistributedInfo(0, 1), torch.float32)
+    defaults = (config.device, config.max_running_req, config.attention_backend, config.page_size)
+    assert defaults == ("auto", 256, "auto", 1)
+    assert (config.memory_ratio, config.cpu_kv_cache_bytes) == (0.9, 2 << 30)
+    assert (config.distributed_addr, config.distributed_timeout) == ("tcp://127.0.0.1:2333", 60.0)
+    assert config.max_seq_len == config.max_forward_len == 512
+    assert config.model_config is config.model_config and config.model_config.has_qk_norm
+    with pytest.raises(FrozenInstanceError):
+        config.page_size = 4  # type: ignore[misc]
+    with pytest.raises(ValueError, match="512 positions"):
+        _ = config_for(tiny(), max_seq_len_override=513).max_seq_len
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+def serves_a_request(driver: Driver | None = None) -> None:
+    if driver is None:
+        with started(tiny()) as driver:
+            serves_a_request(driver)
+        return
+    assert len(driver.run(prompts_of(4), 3)[0]) == 3
+    driver.pages.check_integrity()
+    assert len(driver.pages.free_pages) == driver.engine.num_pages
+
+
+def test_the_longest_prompts() -> None:
+    with started(tiny(), max_seq_len_override=40, num_page_override=100) as driver:
+        assert driver.engine.max_seq_len == 40
+        assert driver.engine.page_table.shape == (9, 64)
+        for n in (39, 40, 41):
+            (ids,) = prompts_of(n)
+            if n == 39:
+                assert len(driver.run([ids], 1)[0]) == 1
+                continue
+            with pytest.raises(ValueError, match="max_seq_len is 40"):
+                driver.admit(ids, 1)
+            serves_a_request(driver)
+        req = driver.admit(prompts_of(39)[0], 1)
+        driver.step([req], "prefill")
+        assert req.device_len == 40  # a token at position 39, the last one, could be computed
+
+
+def test_the_engine_itself_refuses_a_long_request() -> None:
+    path = tiny()
+    with started(path, max_seq_len_override=40) as driver:
+        req = driver.admit(prompts_of(30)[0], 5)
+        req.input_ids, req.device_len = torch.zeros(41, dtype=torch.int32), 41
+        batch = driver.batch([req], "prefill")
+        with pytest.raises(ValueError, match="41 tokens is longer than max_seq_len=40"):
+            driver.engine.forward_batch(batch, driver.engine.sampler.prepare(batch))
+        assert (req.cached_len, req.device_len) == (0, 41)
+        req.cached_len = 41
+        driver.finish(req)
+        serves_a_request(driver)
+    with started(path, num_page_override=20) as driver:
+        assert driver.engine.max_seq_len == 20  # the pool, not the model, is the limit
+        with pytest.raises(ValueError, match="max_seq_len is 20"):
+            driver.admit(prompts_of(20)[0], 1)
+        serves_a_request(driver)
+
+
+def test_the_last_position_of_the_model() -> None:
+    """512 positions: RoPE has an angle for position 511."""
+    path = tiny()
+    (ids,) = prompts_of(511)
+    with started(path, num_page_override=600) as driver:
+        expected = hf_tokens(reference(path), [ids], 1)
+        assert driver.run([ids], 1) == expected
+        req = driver.admit(ids, 1)
+        driver.step([req], "prefill")
+        req.max_device_len += 1
+        batch = driver.batch([req], "decode")
+        assert batch.positions.tolist() == [511]
+        driver.engine.forward_batch(batch, driver.engine.sampler.prepare(batch))
+        assert req.cached_len == 512
+
+
+def test_more_pages_than_there_are() -> None:
+    with started(tiny(), page_size=4, num_page_override=10) as driver:
+        reqs = [driver.admit(ids, 4) for ids in prompts_of(16, 20, 9)]
+        with pytest.raises(RuntimeError, match="12, free: 10 of 10"):
+            driver.step(reqs, "prefill")
+        assert [req.cached_len for req in reqs] == [0, 0, 0]
+        driver.step(reqs[:2], "prefill")
+        for req in reqs:
+            driver.finish(req)
+        serves_a_request(driver)
+
+
+def test_more_requests_than_rows() -> None:
+    with started(tiny(), max_running_req=2) as driver:
+        reqs = [driver.admit(ids, 2) for ids in prompts_of(3, 3)]
+        with pytest.raises(RuntimeError, match="row"):
+            driver.admit([1], 2)
+        for req in reqs:
+            driver.finish(req)
+        serves_a_request(driver)
+
+
+def test_an_empty_prompt_takes_nothing_down() -> None:
+    with started(tiny()) as driver:
+        with pytest.raises(ValueError, match="at least one token"):
+            driver.admit([], 3)
+        assert driver.table.available_size == 8
+        assert len(driver.run(prompts_of(4), 1)[0]) == 1  # one token, and no decode
+        serves_a_request(driver)
+
+
+def test_arrays_that_do_not_fit_the_requests() -> None:
+    with started(tiny()) as driver:
+        reqs = [driver.admit(ids, 3) for ids in prompts_of(4, 6)]
+        batch = driver.batch(reqs, "prefill")
+        args = driver.engine.sampler.prepare(batch)
+        batch.positions = batch.positions[:-1]
+        with pytest.raises(ValueError, match=r"10 tokens.*'positions': 9"):
+            driver.engine.forward_batch(batch, args)
+        args.temperatures = torch.ones(3)
+        batch = Batch(reqs, "prefill")
+        batch.padded_reqs = reqs
+        batch.input_ids = batch.positions = batch.out_loc = torch.arange(10)
+        with pytest.raises(ValueError, match="for 3 requests, but a batch of 2"):
+            driver.engine.forward_batch(batch, args)
+        assert [req.cached_len for req in reqs] == [0, 0]
+
+
+def test_an_error_in_the_pass_changes_no_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    with started(tiny()) as driver:
+        req = driver.admit(prompts_of(5)[0], 3)
+        batch = driver.batch([req], "prefill")
+
+        def broken() -> torch.Tensor:
+            raise RuntimeError("out of luck")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(driver.engine.model, "forward", broken)
+            with pytest.raises(RuntimeError, match="out of luck"):
+                driver.engine.forward_batch(batch, driver.engine.sampler.prepare(batch))
+        assert (req.cached_len, req.device_len) == (0, 5)
+        driver.engine.forward_batch(batch, driver.engine.sampler.prepare(batch))
+        driver.finish(req)
+        serves_a_request(driver)
+
+
+# --- what it leaves behind ------------------------------------------------------------------------
+
+
+def process_state() -> tuple:
+    return (
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        torch.get_num_threads(),
+        try_get_tp_info(),
+        core._GLOBAL_CTX,
+        rotary._ROPE_DEVICE,
+        rotary._cached_rope.cache_info().currsize,
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.distributed.is_initialized(),
+    )
+
+
+def test_two_engines_one_after_the_other() -> None:
+    before = process_state()
+    answers = {}
+    for name, dtype in (("llama", torch.float32), ("qwen3", torch.bfloat16)) * 2:
+        with started(tiny(name), dtype=dtype) as driver:
+            tokens = driver.run(prompts_of(5, 9), 6)
+            assert answers.setdefault(name, tokens) == tokens
+        assert process_state() == before
+
+
+def test_one_engine_at_a_time() -> None:
+    with started(tiny()) as driver:
+        with pytest.raises(RuntimeError, match="one engine at a time"):
+            Engine(config_for(tiny("qwen3")))
+        serves_a_request(driver)
+
+
+def test_shutdown() -> None:
+    with started(tiny()) as driver:
+        req = driver.admit(prompts_of(4)[0], 3)
+        batch = driver.batch([req], "prefill")
+        args = driver.engine.sampler.prepare(batch)
+        driver.engine.shutdown()
+        driver.engine.shutdown()
+        assert not hasattr(driver.engine, "kv_cache")
+        with pytest.raises(RuntimeError, match="shut down"):
+            driver.engine.forward_batch(batch, args)
+        with pytest.raises(RuntimeError, match="global context"):
+            get_global_ctx()
+
+
+def test_a_failed_start_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path(tiny())
+    (tmp_path / "config.json").write_bytes((path / "config.json").read_bytes())
+    unknown = tmp_path / "unknown"
+    unknown.mkdir()
+    settings = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    settings["architectures"] = ["MambaForCausalLM"]
+    (unknown / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    before = process_state()
+    small = {"num_page_override": None, "cpu_kv_cache_bytes": 10}
+    for where, changes, error in (
+        (str(tmp_path), {}, (ValueError, FileNotFoundError)),  # no weights
+        (str(unknown), {}, ValueError),
+        (str(path), {"dtype": torch.bfloat16, **small}, ValueError),
+        (str(path), {"attention_backend": "fa"}, ValueError),
+        (str(path), {"device": "tpu"}, ValueError),
+        (str(path), {"device": "cuda:99"}, ValueError),
+        (str(path), {"max_seq_len_override": 4096}, ValueError),
+    ):
+        with pytest.raises(error):
+            Engine(config_for(where, **changes))
+        assert process_state() == before, where
+    for name in ("create_kvcache_pool", "create_attention_backend", "GraphRunner"):
+        with monkeypatch.context() as patch:
+            patch.setattr(engine_module, name, lambda *a, **k: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                Engine(config_for(str(path), dtype=torch.bfloat16))
+        assert process_state() == before, name
+    serves_a_request()
+
+
+def test_a_rank_that_was_set_before_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    from minisgl.distributed import reset_tp_info
+
+    set_tp_info(0, 1)
+    try:
+        serves_a_request()
+        assert try_get_tp_info() == DistributedInfo(0, 1)
+    finally:
+        reset_tp_info()
+
+
+# --- the device, threads and graphs ---------------------------------------------------------------
+
+
+def test_threads_are_the_physical_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(engine_module, "physical_cores", lambda: 3)
+    with started(tiny()):
+        assert torch.get_num_threads() == 3
+    assert torch.get_num_threads() == before
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with started(tiny()):
+        assert torch.get_num_threads() == before
+
+
+def test_cores_and_memory_respect_the_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert 1 <= physical_cores() <= (os.cpu_count() or 1)
+    assert get_free_memory(CPU) > 0
+    monkeypatch.setattr(device_module, "_cgroup_folders", lambda controller: [tmp_path])
+
+    def write(**files: str) -> None:
+        for old in tmp_path.iterdir():
+            old.unlink()
+        for name, text in files.items():
+            (tmp_path / name.replace("__", ".")).write_text(text, encoding="utf-8")
+
+    write(cpu__max="100000 100000\n", memory__max="5000\n", memory__current="2000\n")
+    assert physical_cores() == 1
+    assert get_free_memory(CPU) == 3000
+    write(cpu__max="max 100000\n", memory__max="max\n", memory__current="2000\n")
+    assert device_module._cpu_quota() == float("inf")
+    assert get_free_memory(CPU) > 3000
+    write(cpu__cfs_quota_us="150000\n", cpu__cfs_period_us="100000\n")
+    assert device_module._cpu_quota() == 1.5 and physical_cores() == 1
+    write(cpu__cfs_quota_us="-1\n", cpu__cfs_period_us="100000\n")
+    assert device_module._cpu_quota() == float("inf")
+    stat = "total_inactive_file 700\ninactive_file 1\n"
+    write(memory__limit_in_bytes="5000\n", memory__usage_in_bytes="2000\n", memory__stat=stat)
+    assert get_free_memory(CPU) == 3700
+
+
+def test_stand_ins_for_a_cpu() -> None:
+    stream, event = make_stream(CPU), make_event(CPU)
+    assert isinstance(stream, NullStream) and isinstance(event, NullEvent)
+    with use_stream(stream):
+        event.record(stream)  # type: ignore[arg-type]
+        stream.wait_stream(stream)  # type: ignore[arg-type]
+        event.synchronize()
+        stream.synchronize()
+    assert event.query()
+    tensor = torch.ones(2)
+    assert pin(tensor, CPU) is tensor
+    made = make_device_tensor([1, 2], torch.int32, CPU)
+    assert made.tolist() == [1, 2] and made.dtype == torch.int32
+
+
+def test_device_names() -> None:
+    assert resolve_device("cpu") == CPU
+    expected = "cuda" if torch.cuda.is_available() else "cpu"
+    assert resolve_device("auto").type == expected
+    for name in ("tpu", "mps", "meta", "cuda:99"):
+        with pytest.raises(ValueError, match="cpu"):
+            resolve_device(name)
+
+
+def test_no_graphs_on_a_cpu() -> None:
+    with started(tiny(), cuda_graph_bs=[1, 2, 4]) as driver:
+        runner = driver.engine.graph_runner
+        req = driver.admit([1, 2], 2)
+        for phase in ("prefill", "decode"):
+            batch = Batch([req], phase)  # type: ignore[arg-type]
+            runner.pad_batch(batch)
+            assert not runner.can_use_cuda_graph(batch)
+            assert batch.padded_reqs == [req]
+
+
+def test_padding_to_a_recorded_size() -> None:
+    with started(tiny()) as driver:
+        runner = driver.engine.graph_runner
+        runner.graph_bs_list = [1, 2, 4, 8]
+        reqs = [driver.admit([1, 2], 2) for _ in range(8)] + [driver.engine.dummy_req]
+        for size, padded in ((1, 1), (2, 2), (3, 4), (5, 8), (8, 8), (9, 9)):
+            batch = Batch(reqs[:size], "decode")
+            runner.pad_batch(batch)
+            assert (batch.size, batch.padded_size) == (size, padded)
+            assert set(batch.padded_reqs[size:]) <= {driver.engine.dummy_req}
+            assert runner.can_use_cuda_graph(batch) == (size <= 8)
+        prefill = Batch(reqs[:3], "prefill")
+        runner.pad_batch(prefill)
+        assert prefill.padded_size == 3
+        runner.destroy_cuda_graphs()
+        assert runner.graph_bs_list == []
+
+
+def test_sizes_to_record() -> None:
+    assert _determine_cuda_graph_bs([4, 1, 4], None, 0) == [1, 4]
+    assert _determine_cuda_graph_bs([], 64, 0) == []
+    assert _determine_cuda_graph_bs(None, 0, 0) == []
+    assert _determine_cuda_graph_bs(None, 3, 0) == [1, 2]
+    assert _determine_cuda_graph_bs(None, 20, 0) == [1, 2, 4, 8, 16]
+    assert _determine_cuda_graph_bs(None, None, 20 << 30)[-1] == 160
+    assert _determine_cuda_graph_bs(None, None, 139 << 30)[-1] == 256
+
+
+def test_the_capture_buffer() -> None:
+    buffer = GraphCaptureBuffer.init(4, 10, CPU)
+    batch = Batch([object()] * 3, "decode")  # type: ignore[list-item]
+    batch.padded_reqs = batch.reqs
+    batch.input_ids, batch.out_loc, batch.positions = torch.arange(9, dtype=torch.int32).view(3, 3)
+    buffer.copy_from(batch)
+    buffer.set_batch(batch)
+    assert batch.input_ids.tolist() == [0, 1, 2] and batch.positions.tolist() == [6, 7, 8]
+    assert batch.out_loc.data_ptr() == buffer.out_loc.data_ptr()
+
+
+def test_moe_comes_later() -> None:
+    for name in ("auto", "fused"):
+        with pytest.raises(NotImplementedError, match="later chapter"):
+            create_moe_backend(name)
+    with pytest.raises(ValueError, match="supported: fused"):
+        create_moe_backend("triton")
