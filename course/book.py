@@ -202,7 +202,7 @@ class Picture(SphinxDirective):
         return [nodes.raw("", frame(canvas.svg(), canvas.width), format="html")]
 
 
-# -- lighter pages --------------------------------------------------------------------------------
+# -- lighter and cleaner pages --------------------------------------------------------------------
 
 
 def _mathjax_where_needed(app: Sphinx) -> None:
@@ -212,21 +212,28 @@ def _mathjax_where_needed(app: Sphinx) -> None:
     math.has_equations = lambda page=None: pages.get(page, False) if page else any(pages.values())
 
 
-FONT_AWESOME = re.compile(r"\s*<script[^>]*/fontawesome\.js[^>]*></script>")
+MENDED: tuple[tuple[re.Pattern[str], str], ...] = (
+    # The theme's FontAwesome script is 1.5 MB, and its icons also come from a font that the theme's
+    # style sheet names. And it replaces the icons inside a widget's buttons by pictures, after
+    # which these buttons throw.
+    (re.compile(r"\s*<script[^>]*/fontawesome\.js[^>]*></script>"), ""),
+    # Names for screen readers that hide the text which is there to be read.
+    (re.compile(r'<summary aria-label="Toggle hidden content">'), "<summary>"),
+    (re.compile(r'(<button class="btn search-button-field[^>]*) aria-label="Search"'), r"\1"),
+)
+"""What is changed in the finished pages: pattern, replacement."""
 
 
-def _drop_fontawesome_script(app: Sphinx, error: Exception | None) -> None:
-    """Take the theme's FontAwesome script (1.5 MB) out of the pages.
-
-    The icons also come from a font that the theme's style sheet names. And the script replaces the
-    icons inside a widget's buttons by pictures, after which these buttons throw.
-    """
+def _mend_pages(app: Sphinx, error: Exception | None) -> None:
+    """Change what the theme writes and has no setting for."""
     if error is not None or app.builder.format != "html":
         return
     for page in Path(app.outdir).rglob("*.html"):
-        text = page.read_text(encoding="utf-8")
-        if FONT_AWESOME.search(text):
-            page.write_text(FONT_AWESOME.sub("", text), encoding="utf-8")
+        text = before = page.read_text(encoding="utf-8")
+        for pattern, replacement in MENDED:
+            text = pattern.sub(replacement, text)
+        if text != before:
+            page.write_text(text, encoding="utf-8")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
@@ -238,5 +245,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_post_transform(InlinePictures)
     app.add_directive("picture", Picture)
     app.connect("builder-inited", _mathjax_where_needed)
-    app.connect("build-finished", _drop_fontawesome_script)
+    app.connect("build-finished", _mend_pages)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

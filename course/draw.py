@@ -295,7 +295,7 @@ def _base_style() -> str:
         ".mg .mgb>rect,.mg .mgl{transition:stroke-width .1s}",
     ]
     dark = [
-        f"--mg-ground:{_GROUND['dark']}",
+        f"--mg-ground:var(--pst-color-background,var(--jp-layout-color0,{_GROUND['dark']}))",
         f"--mg-ink:{_INK['dark']}",
         f"--mg-muted:{_MUTED['dark']}",
         "color-scheme:dark",

@@ -219,7 +219,7 @@ def _draw_table(
     y, slot = top + dummy * _ROW_STEP, int(page_table[dummy, 0])
     c.words(8, y + _ROW_H / 2, f"row {dummy}")
     what = f"the dummy request: every entry is {slot}"
-    c.slot(_LEFT, y, width, _ROW_H, kind="dummy", text=what, key=f"s{slot}")
+    c.box(_LEFT, y, width, _ROW_H, kind="dummy", text=what, size=13, anchor="start", key=f"s{slot}")
 
 
 def _draw_row(

@@ -118,7 +118,8 @@ _WIDGET_STYLE = """
 --mg-a:var(--mg-accent,var(--jp-brand-color1,#0a66a8));
 border:1px solid var(--mg-b);border-radius:8px;padding:10px 14px 12px;margin:4px 0;
 max-width:780px;overflow:hidden}
-.mg-widget .mg-title{font-weight:650;line-height:1.35;margin:0 0 3px;color:var(--mg-t);white-space:normal}
+.mg-widget .mg-title{font-weight:650;line-height:1.35;margin:0 0 3px;color:var(--mg-t);
+white-space:normal}
 .mg-widget .widget-html,.mg-widget .widget-html-content,.mg-widget .mg-stack{height:auto;
 width:100%;max-width:100%;margin:0;overflow:visible}
 .mg-widget .widget-html-content{line-height:1.5;white-space:normal}
@@ -129,6 +130,7 @@ width:100%;max-width:100%;margin:0;overflow:visible}
 font-size:.95em;
 font-weight:400;line-height:1.45;white-space:normal}
 .mg-widget .mg-bar{flex-flow:row wrap;align-items:center;gap:2px 12px;overflow:visible}
+.mg-widget .mg-bar,.mg-widget .widget-toggle-buttons{margin:3px 0}
 .mg-widget .mg-bar>*,.mg-controls>*{max-width:100%}
 .mg-widget .widget-play{flex:none;width:auto;height:auto;gap:4px;display:flex}
 .mg-widget .widget-play button{width:auto;min-width:68px;max-width:none;flex:none;padding:0 10px;
@@ -145,10 +147,6 @@ align-items:center;gap:2px 8px}
 .mg-widget .mg-error{border-left:4px solid #c04a00;padding:4px 10px;margin:4px 0;color:var(--mg-t)}
 .mg-widget .mg-error:empty,.mg-widget .mg-note{display:none}
 """.replace("\n", "")
-
-
-def _sheet(links: int) -> str:
-    return f"<style>{draw.style(links)}{_WIDGET_STYLE}</style>"
 
 
 class Stepper(w.VBox):
@@ -171,12 +169,21 @@ class Stepper(w.VBox):
         """An HTML widget; all share one layout and style, which keeps the stored state small."""
         return w.HTML(value, layout=self._html_layout, style=self._html_style)
 
+    def _head_html(self) -> str:
+        """The style sheet that serves all frames, and the title."""
+        links = max(_links(frame) for variant in self.frames.values() for frame in variant)
+        title = f'<p class="mg-title">{_inline(self.title)}</p>' if self.title else ""
+        return f"<style>{draw.style(links)}{_WIDGET_STYLE}</style>{title}"
+
+    def _link(self, source: w.Widget, trait: str, target: w.Widget, other: str) -> None:
+        """Make `other` of `target` follow `trait` of `source` (and back), without a kernel."""
+        self._jslinks.append(w.jslink((source, trait), (target, other)))
+
     def _build(self) -> None:
         variants = list(self.frames.values())
         lengths = {len(frames) for frames in variants}
-        links = max(_links(frame) for frames in variants for frame in frames)
-        title = f'<p class="mg-title">{_inline(self.title)}</p>' if self.title else ""
-        self._head.value = _sheet(links) + title
+        self._head.value = self._head_html()
+        self._jslinks: list[w.Widget] = []
         self.stacks: list[w.Stack] = []
         self.sliders: list[w.IntSlider] = []
         self.plays: list[w.Play] = []
@@ -196,7 +203,7 @@ class Stepper(w.VBox):
             inner = [w.VBox(self._one(frames), layout=self._html_layout) for frames in variants]
         self.outer = w.Stack(inner, selected_index=0, layout=self._html_layout)
         self.outer.add_class("mg-stack")
-        w.jslink((self.chooser, "index"), (self.outer, "selected_index"))
+        self._link(self.chooser, "index", self.outer, "selected_index")
         self._body.children = [self.chooser, *bar, self.outer]
 
     def _one(self, frames: Sequence[Frame]) -> list[w.Widget]:
@@ -208,7 +215,7 @@ class Stepper(w.VBox):
         stack = w.Stack(pictures, selected_index=0, layout=self._html_layout)
         stack.add_class("mg-stack")
         if self.sliders and len(frames) > 1:
-            w.jslink((self.sliders[-1], "value"), (stack, "selected_index"))
+            self._link(self.sliders[-1], "value", stack, "selected_index")
         self.stacks.append(stack)
         return stack
 
@@ -224,11 +231,11 @@ class Stepper(w.VBox):
             min=0,
             max=steps - 1,
             description="Step",
-            tooltip=f"Step 0 to {steps - 1}; use the arrow keys",
+            tooltip=_step_tip(steps),
             style={"description_width": "auto"},
             layout=w.Layout(flex="1 1 220px", width="auto", max_width="420px"),
         )
-        w.jslink((play, "value"), (slider, "value"))
+        self._link(play, "value", slider, "value")
         self.plays.append(play)
         self.sliders.append(slider)
         bar = w.HBox([play, slider])
@@ -305,30 +312,59 @@ class Live(Stepper):
         self._show(frames)
 
     def _show(self, frames: dict[str, list[Frame]]) -> None:
-        """Put new frames into the widgets that are there, if they have the same shape."""
-        shape = [len(f) for f in self.frames.values()]
-        same = list(frames) == list(self.frames) and [len(f) for f in frames.values()] == shape
+        """Put new frames in place of the old, into the widgets that are there where they fit."""
+        before = [len(variant) for variant in self.frames.values()]
+        now = [len(variant) for variant in frames.values()]
+        fits = list(frames) == list(self.frames) and (
+            before == now or (len(set(before)) == len(set(now)) == 1 and min(*before, *now) > 1)
+        )
         self.frames = frames
-        if not same:
-            old = list(_descendants(self._body))
-            step = self.sliders[0].value if self.sliders else 0
-            self._build()
-            for slider in self.sliders:
-                slider.value = min(step, slider.max)
-            for widget in old:
-                widget.close()
+        if not fits:
+            self._rebuild()
             return
-        links = max(_links(frame) for variant in frames.values() for frame in variant)
-        title = f'<p class="mg-title">{_inline(self.title)}</p>' if self.title else ""
-        self._head.value = _sheet(links) + title
+        self._head.value = self._head_html()
+        if before != now:  # then one slider moves all variants
+            self._resize(now[0])
         for stack, variant in zip(self.stacks, frames.values(), strict=True):
             for picture, frame in zip(stack.children, variant, strict=True):
                 picture.value = _frame_html(frame)
+
+    def _resize(self, steps: int) -> None:
+        """Change the number of steps; a step beyond the end becomes the last."""
+        (slider,), (play,) = self.sliders, self.plays
+        step = min(slider.value, steps - 1)
+        slider.value = step
+        for stack in self.stacks:
+            stack.selected_index = min(stack.selected_index or 0, step)
+            old = list(stack.children)
+            stack.children = (old + [self._html("") for _ in range(steps - len(old))])[:steps]
+            stack.selected_index = step
+            for picture in old[steps:]:
+                picture.close()
+        slider.max = play.max = steps - 1
+        slider.tooltip = _step_tip(steps)
+
+    def _rebuild(self) -> None:
+        """Make all parts anew and close the old ones."""
+        old = [*self._jslinks, *_descendants(self._body)]
+        step = self.sliders[0].value if self.sliders else 0
+        self._build()
+        for slider in self.sliders:
+            slider.value = min(step, slider.max)
+        for widget in old:
+            for part in [getattr(widget, "layout", None), getattr(widget, "style", None)]:
+                if part is not None and part not in (self._html_layout, self._html_style):
+                    part.close()
+            widget.close()
 
     def _summary(self) -> str:
         head, *rest = super()._summary().split("\n")
         shown = ", ".join(f"{name}={value!r}" for name, value in self.values.items())
         return "\n".join([f"{head} ({shown})", *rest])
+
+
+def _step_tip(steps: int) -> str:
+    return f"Step 0 to {steps - 1}; use the arrow keys"
 
 
 def _descendants(widget: w.Widget) -> Iterable[w.Widget]:

@@ -59,7 +59,9 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     log = done.stdout + done.stderr
     warnings = [line for line in log.splitlines() if "WARNING" in line or "ERROR" in line]
-    assert done.returncode == 0, "jupyter-book build failed:\n" + "\n".join(warnings or [log[-3000:]])
+    assert done.returncode == 0, "jupyter-book build failed:\n" + "\n".join(
+        warnings or [log[-3000:]]
+    )
     return out / "_build" / "html"
 
 

@@ -1,4 +1,4 @@
-"""Chapter 01 in a real JupyterLab: run all cells, move a live control, see the real `Req`'s numbers."""
+"""Chapter 01 in a real JupyterLab: run all, move a live control, see the real `Req`'s numbers."""
 
 from __future__ import annotations
 
@@ -180,6 +180,7 @@ def numbers(widget: Any) -> dict[str, int]:
 def real(prompt: int, hit: int, max_tokens: int) -> dict[str, int]:
     """What a real `Req` says at admission."""
     import torch
+
     from minisgl.core import Req, SamplingParams
 
     req = Req(
@@ -196,12 +197,9 @@ def real(prompt: int, hit: int, max_tokens: int) -> dict[str, int]:
 
 
 def wait_for_numbers(widget: Any, expected: dict[str, int]) -> None:
-    end = time.monotonic() + 60
-    while numbers(widget).items() < expected.items() or numbers(widget) != expected:
-        shown = {name: numbers(widget).get(name) for name in expected}
-        if shown == expected:
-            return
-        assert time.monotonic() < end, f"expected {expected}, shown {numbers(widget)}"
+    end = time.monotonic() + TIMEOUT_MS / 1000
+    while (shown := {name: numbers(widget).get(name) for name in expected}) != expected:
+        assert time.monotonic() < end, f"expected {expected}, shown {shown}"
         widget.page.wait_for_timeout(100)
 
 

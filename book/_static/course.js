@@ -33,6 +33,22 @@ window.FontAwesomeConfig = { observeMutations: false };
     });
   }
 
+  /* Pictures that are wider than their frame fade out toward what is hidden. */
+  function fade(frame) {
+    var hidden = frame.scrollWidth - frame.clientWidth - frame.scrollLeft;
+    frame.classList.toggle("mg-more", hidden > 8);
+  }
+
+  function frames(root) {
+    root.querySelectorAll(".mg-pic").forEach(function (frame) {
+      if (!frame.dataset.watched) {
+        frame.dataset.watched = "yes";
+        frame.addEventListener("scroll", function () { fade(frame); }, { passive: true });
+      }
+      fade(frame);
+    });
+  }
+
   function watch() {
     var page = document.querySelector("article") || document.body;
     var waiting = false;
@@ -42,9 +58,12 @@ window.FontAwesomeConfig = { observeMutations: false };
       requestAnimationFrame(function () {
         waiting = false;
         label(page);
+        frames(page);
       });
     }).observe(page, { childList: true, subtree: true });
     label(page);
+    frames(page);
+    window.addEventListener("resize", function () { frames(page); });
   }
 
   /* 3. Print what is folded away as well. */

@@ -17,6 +17,41 @@ if TYPE_CHECKING:
     from minisgl.distributed import DistributedInfo
 
 
+def check_engine_config(config: EngineConfig) -> None:
+    """Refuse, with ValueError, settings that can be wrong without looking at the model."""
+    at_least_one = ("max_running_req", "page_size", "max_seq_len_override")
+    for name in at_least_one:
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    if not 0 < config.memory_ratio <= 1:
+        raise ValueError(
+            f"memory_ratio is a share of the free memory, above 0 and at most 1, "
+            f"got {config.memory_ratio}"
+        )
+    if not config.dtype.is_floating_point:
+        raise ValueError(f"dtype must be a floating-point type, got {config.dtype}")
+    if config.num_page_override is not None and config.num_page_override < 2:
+        raise ValueError(
+            f"num_page_override must be at least 2, got {config.num_page_override}; "
+            "None lets the engine work the number out"
+        )
+
+
+def limit_seq_len(override: int | None, model_config: ModelConfig) -> int:
+    """`override` if given, else as many positions as the model was trained for.
+
+    Raises ValueError if the model has fewer: RoPE has no angles past its last position.
+    """
+    positions = model_config.rotary_config.max_position
+    if override is not None and override > positions:
+        raise ValueError(
+            f"max_seq_len_override={override}, but this model has {positions} positions; "
+            "give at most that many, or none to use them all"
+        )
+    return positions if override is None else override
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """Settings of one engine; frozen, so that nothing can change under a running one."""
@@ -66,38 +101,3 @@ class EngineConfig:
     def distributed_addr(self) -> str:
         """Where the ranks of one engine find each other."""
         return f"tcp://127.0.0.1:{self.distributed_port}"
-
-
-def limit_seq_len(override: int | None, model_config: ModelConfig) -> int:
-    """`override` if given, else as many positions as the model was trained for.
-
-    Raises ValueError if the model has fewer: RoPE has no angles past its last position.
-    """
-    positions = model_config.rotary_config.max_position
-    if override is not None and override > positions:
-        raise ValueError(
-            f"max_seq_len_override={override}, but this model has {positions} positions; "
-            "give at most that many, or none to use them all"
-        )
-    return positions if override is None else override
-
-
-def check_engine_config(config: EngineConfig) -> None:
-    """Refuse, with ValueError, settings that can be wrong without looking at the model."""
-    at_least_one = ("max_running_req", "page_size", "max_seq_len_override")
-    for name in at_least_one:
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
-    if not 0 < config.memory_ratio <= 1:
-        raise ValueError(
-            f"memory_ratio is a share of the free memory, above 0 and at most 1, "
-            f"got {config.memory_ratio}"
-        )
-    if not config.dtype.is_floating_point:
-        raise ValueError(f"dtype must be a floating-point type, got {config.dtype}")
-    if config.num_page_override is not None and config.num_page_override < 2:
-        raise ValueError(
-            f"num_page_override must be at least 2, got {config.num_page_override}; "
-            "None lets the engine work the number out"
-        )

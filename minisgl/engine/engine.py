@@ -38,19 +38,6 @@ from minisgl.utils.misc import align_ceil, div_even
 from minisgl.utils.torch_utils import torch_dtype
 
 
-class ForwardOutput(NamedTuple):
-    """What a pass returns: each request's next token, twice. int32 `[batch.size]`.
-
-    `next_tokens_gpu` is on the engine's device, ready to be the next pass's input.
-    `next_tokens_cpu` may be read once `copy_done_event.synchronize()` has returned.
-    On a CPU they are one tensor.
-    """
-
-    next_tokens_gpu: torch.Tensor
-    next_tokens_cpu: torch.Tensor
-    copy_done_event: torch.cuda.Event | NullEvent
-
-
 class MemoryPlan(NamedTuple):
     """How the number of pages came about; all sizes in bytes."""
 
@@ -189,10 +176,10 @@ def _plan(engine: Engine, free_before: int, weight_bytes: int) -> MemoryPlan:
     On a GPU the difference is measured, since more than the weights was allocated. On a CPU it is
     counted: what other programs did in the meantime would be measured too.
     """
-    config, taken, limit = engine.config, weight_bytes, engine.config.cpu_kv_cache_bytes
-    if is_cuda(engine.device):
-        taken, limit = free_before - get_free_memory(engine.device), None
-    plan = plan_memory(config, free_before, taken, limit)
+    config, on_gpu = engine.config, is_cuda(engine.device)
+    taken = free_before - get_free_memory(engine.device) if on_gpu else weight_bytes
+    pool_limit = None if on_gpu else config.cpu_kv_cache_bytes
+    plan = plan_memory(config, free_before, taken, pool_limit)
     plan = plan._replace(num_pages=_min_over_ranks(plan.num_pages, engine.tp_cpu_group))
     require_two_pages(plan, config)
     return plan
@@ -270,6 +257,19 @@ def _check_batch(engine: Engine, batch: Batch, args: BatchSamplingArgs) -> None:
             f"sampling arguments for {len(args.temperatures)} requests, but a batch of "
             f"{batch.size}: call engine.sampler.prepare(batch) for each batch"
         )
+
+
+class ForwardOutput(NamedTuple):
+    """What a pass returns: each request's next token, twice. int32 `[batch.size]`.
+
+    `next_tokens_gpu` is on the engine's device, ready to be the next pass's input.
+    `next_tokens_cpu` may be read once `copy_done_event.synchronize()` has returned.
+    On a CPU they are one tensor.
+    """
+
+    next_tokens_gpu: torch.Tensor
+    next_tokens_cpu: torch.Tensor
+    copy_done_event: torch.cuda.Event | NullEvent
 
 
 def _deliver(next_tokens: torch.Tensor, device: torch.device) -> ForwardOutput:

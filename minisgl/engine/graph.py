@@ -70,6 +70,33 @@ def _determine_cuda_graph_bs(
     return [bs for bs in (1, 2, 4, *range(8, largest + 1, 8)) if bs <= largest]
 
 
+def _capture_graphs(
+    runner: GraphRunner,
+    sizes: list[int],
+    max_seq_len: int,
+    model: BaseLLMModel,
+    stream: torch.cuda.Stream | NullStream,
+) -> dict[int, torch.cuda.CUDAGraph]:
+    """Record one decode pass for each size, the largest first: the smaller reuse its memory."""
+    assert not isinstance(stream, NullStream), "graphs are recorded on a GPU"
+    graphs: dict[int, torch.cuda.CUDAGraph] = {}
+    runner.attn_backend.init_capture_graph(max_seq_len=max_seq_len, bs_list=sizes)
+    pool = None
+    for bs in reversed(sizes):
+        batch = Batch(reqs=[runner.dummy_req] * bs, phase="decode")
+        batch.padded_reqs = batch.reqs
+        runner.buffer.set_batch(batch)
+        runner.attn_backend.prepare_for_capture(batch)
+        graph = torch.cuda.CUDAGraph()
+        with get_global_ctx().forward_batch(batch), torch.inference_mode():
+            runner.buffer.logits[:bs] = model.forward()  # the first run may compile and allocate
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
+                runner.buffer.logits[:bs] = model.forward()
+        pool = pool or graph.pool()
+        graphs[bs] = graph
+    return graphs
+
+
 class GraphRunner:
     """Pads decode batches to a recorded size and replays the recording."""
 
@@ -122,30 +149,3 @@ class GraphRunner:
         """Forget the recordings. They must be gone before a process group that they use is."""
         self.graphs.clear()
         self.graph_bs_list = []
-
-
-def _capture_graphs(
-    runner: GraphRunner,
-    sizes: list[int],
-    max_seq_len: int,
-    model: BaseLLMModel,
-    stream: torch.cuda.Stream | NullStream,
-) -> dict[int, torch.cuda.CUDAGraph]:
-    """Record one decode pass for each size, the largest first: the smaller reuse its memory."""
-    assert not isinstance(stream, NullStream), "graphs are recorded on a GPU"
-    graphs: dict[int, torch.cuda.CUDAGraph] = {}
-    runner.attn_backend.init_capture_graph(max_seq_len=max_seq_len, bs_list=sizes)
-    pool = None
-    for bs in reversed(sizes):
-        batch = Batch(reqs=[runner.dummy_req] * bs, phase="decode")
-        batch.padded_reqs = batch.reqs
-        runner.buffer.set_batch(batch)
-        runner.attn_backend.prepare_for_capture(batch)
-        graph = torch.cuda.CUDAGraph()
-        with get_global_ctx().forward_batch(batch), torch.inference_mode():
-            runner.buffer.logits[:bs] = model.forward()  # the first run may compile and allocate
-            with torch.cuda.graph(graph, pool=pool, stream=stream):
-                runner.buffer.logits[:bs] = model.forward()
-        pool = pool or graph.pool()
-        graphs[bs] = graph
-    return graphs

@@ -17,23 +17,6 @@ from minisgl.utils.device import make_device_tensor
 if TYPE_CHECKING:
     from minisgl.core import Batch
 
-GREEDY_TEMPERATURE = 1e-6  # what a greedy request gets when its batch is sampled
-ARGMAX_TEMPERATURE = 1e-4  # at or below it, a row is answered by argmax
-ROUNDING = 1e-6  # two sums of float32 probabilities closer than this are taken as equal
-
-
-@dataclass
-class BatchSamplingArgs:
-    """What `sample` needs to know about a batch, one entry per request, on the device.
-
-    `temperatures` is None if all requests are greedy: then argmax is all there is to do.
-    `top_k` (int32) and `top_p` (float32) are None unless some request asks for the filter.
-    """
-
-    temperatures: torch.Tensor | None
-    top_k: torch.Tensor | None = None
-    top_p: torch.Tensor | None = None
-
 
 def softmax_with_temperature(logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
     """Probabilities in float32, `[batch, vocab]`, of `logits` / T with a T > 0 for each row.
@@ -43,6 +26,9 @@ def softmax_with_temperature(logits: torch.Tensor, temperatures: torch.Tensor) -
     """
     shifted = logits.float() - logits.float().amax(dim=-1, keepdim=True)
     return torch.softmax(shifted / temperatures.float().unsqueeze(1), dim=-1)
+
+
+ROUNDING = 1e-6  # two sums of float32 probabilities closer than this are taken as equal
 
 
 def keep_mask(
@@ -78,6 +64,9 @@ def draw_index(weights: torch.Tensor) -> torch.Tensor:
     ends = weights.double().cumsum(dim=-1)
     place = torch.rand_like(ends[:, -1:]) * ends[:, -1:]
     return torch.searchsorted(ends, place, right=True)
+
+
+ARGMAX_TEMPERATURE = 1e-4  # at or below it, a row is answered by argmax
 
 
 def sample_torch(
@@ -137,6 +126,22 @@ def sample_impl(
     """Draw one token id per row: FlashInfer on a GPU that has it, PyTorch everywhere else."""
     fast = logits.is_cuda and find_spec("flashinfer") is not None
     return (sample_flashinfer if fast else sample_torch)(logits, temperatures, top_k, top_p)
+
+
+@dataclass
+class BatchSamplingArgs:
+    """What `sample` needs to know about a batch, one entry per request, on the device.
+
+    `temperatures` is None if all requests are greedy: then argmax is all there is to do.
+    `top_k` (int32) and `top_p` (float32) are None unless some request asks for the filter.
+    """
+
+    temperatures: torch.Tensor | None
+    top_k: torch.Tensor | None = None
+    top_p: torch.Tensor | None = None
+
+
+GREEDY_TEMPERATURE = 1e-6  # what a greedy request gets when its batch is sampled
 
 
 @dataclass

@@ -100,7 +100,8 @@ def _max_position(config: PretrainedConfig) -> int:
         window = None
     layer_types = getattr(config, "layer_types", None) or ["sliding_attention"]
     full_layers = getattr(config, "max_window_layers", 0) or 0  # Qwen: the first ones never slide
-    if "sliding_attention" not in layer_types or full_layers >= config.num_hidden_layers:
+    num_layers = _required(config, "num_hidden_layers")
+    if "sliding_attention" not in layer_types or full_layers >= num_layers:
         window = None
     if window is None or window >= longest:
         return longest

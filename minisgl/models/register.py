@@ -49,7 +49,7 @@ def import_later(module: str, what: str) -> Any:
 
 
 def get_model_class(model_architecture: str, model_config: ModelConfig) -> BaseLLMModel:
-    """A model of this architecture, without weights (an instance, despite the official name).
+    """A model of this architecture, without weights: an instance, despite the official name.
 
     Raises ValueError for an unknown architecture, NotImplementedError for one of a later chapter.
     """

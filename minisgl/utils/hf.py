@@ -56,7 +56,7 @@ def _load_hf_config(model_path: str, stamp: tuple[int, int]) -> PretrainedConfig
         kind = raw.get("model_type")
         if kind and kind not in CONFIG_MAPPING:
             return PretrainedConfig.from_dict(raw)  # ModelConfig will refuse it by its name
-        reason = f"{error}".strip().splitlines()[-1].strip() if f"{error}" else repr(error)
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"cannot read the config of {model_path}: {reason}") from error
 
 

@@ -1,0 +1,85 @@
+"""The pictures that several chapters draw: they say what the tensors say."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from course.pictures import page_table_picture
+from minisgl.core import Req, SamplingParams
+from minisgl.kvcache.naive_cache import NaiveCacheHandle
+from minisgl.scheduler.cache import PageAllocator
+
+
+def scene(page_size: int, lengths: dict[str, int], num_slots: int = 64, width: int = 24):
+    """Requests right before the pass that computes their whole prompts."""
+    num_pages = num_slots // page_size
+    table = torch.full((4, width), num_pages * page_size, dtype=torch.int32)
+    reqs = {}
+    for row, (name, length) in enumerate(lengths.items()):
+        ids = torch.arange(length, dtype=torch.int32)
+        reqs[name] = Req(ids, row, 0, 9, row, SamplingParams(), NaiveCacheHandle())
+    PageAllocator(num_pages, page_size, table).allocate_paged(list(reqs.values()))
+    return table, reqs, num_pages
+
+
+def keys(svg: str) -> dict[str, list[str]]:
+    """data-key → the first text of each element that has it, in order."""
+    found: dict[str, list[str]] = {}
+    for key, body in re.findall(r'<g class="mgb[^"]*" data-key="(\w+)"[^>]*>(.*?)</g>', svg):
+        text = re.search(r"<text[^>]*>([^<]*)</text>", body)
+        found.setdefault(key, []).append(text[1] if text else "")
+    return found
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 8, 16, 32])
+def test_every_cell_is_linked_to_its_slot(page_size: int) -> None:
+    table, reqs, num_pages = scene(page_size, {"A": 6, "B": 15})
+    picture = page_table_picture(
+        table, reqs, page_size=page_size, num_pages=num_pages, writing="AB"
+    )
+    found = keys(str(picture))
+    for name, req in reqs.items():
+        for position in range(req.device_len):
+            slot = int(table[req.table_idx, position])
+            assert found[f"s{slot}"] == [str(slot), f"{name}{position}"]
+        wasted = -req.device_len % page_size
+        assert len(found.get(f"w{req.table_idx}", [])) >= (2 if wasted else 0)
+    assert len(found[f"s{num_pages * page_size}"]) == 2, "the dummy's row and its page"
+    taken = sum(-(-req.device_len // page_size) for req in reqs.values())
+    wasted = taken * page_size - 21
+    words = f"{taken} of {num_pages} pages taken, 21 slots hold a token, {wasted} wasted"
+    assert words in str(picture)
+    assert f"{num_pages - taken} of {num_pages} pages are free" in picture.desc
+
+
+def test_between_two_passes_only_cached_tokens_are_drawn() -> None:
+    table, reqs, num_pages = scene(4, {"A": 4})
+    reqs["A"].complete_one()  # device_len is 5, but position 4 has no slot yet
+    picture = page_table_picture(table, reqs, page_size=4, num_pages=num_pages)
+    assert "1 of 16 pages taken, 4 slots hold a token, 0 wasted" in str(picture)
+
+
+def test_an_empty_table_and_a_fresh_request() -> None:
+    table, reqs, num_pages = scene(4, {})
+    picture = page_table_picture(table, reqs, page_size=4, num_pages=num_pages)
+    assert "0 of 16 pages taken" in str(picture) and "are free" in picture.desc
+    table, reqs, _ = scene(4, {"A": 5})
+    picture = page_table_picture(table, reqs, page_size=4, num_pages=16)
+    assert "0 of 16 pages taken" in str(picture), "admitted, and not computed yet"
+
+
+def test_a_row_that_ends_inside_a_page() -> None:
+    table, reqs, num_pages = scene(16, {"A": 17}, width=20)
+    picture = page_table_picture(table, reqs, page_size=16, num_pages=num_pages, writing="A")
+    assert "2 of 4 pages taken, 17 slots hold a token, 15 wasted" in str(picture)
+
+
+def test_refusals() -> None:
+    table, reqs, num_pages = scene(4, {"A": 5})
+    with pytest.raises(ValueError, match="too many to draw"):
+        page_table_picture(table, reqs, page_size=16, num_pages=100)
+    with pytest.raises(ValueError, match="not among the requests"):
+        page_table_picture(table, reqs, page_size=4, num_pages=num_pages, writing="Z")
