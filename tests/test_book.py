@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -77,13 +78,40 @@ def browser() -> Iterator[Any]:
         yield found
 
 
-@pytest.fixture
-def page(browser: Any) -> Iterator[Any]:
+def new_page(browser: Any) -> Any:
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     context.set_default_timeout(TIMEOUT_MS)
-    context.add_init_script("if (!localStorage.mode) localStorage.mode = 'light'")
-    yield context.new_page()
-    context.close()
+    return context.new_page()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    page = new_page(browser)
+    yield page
+    page.context.close()
+
+
+@dataclass
+class Chapter:
+    """An open page with widgets, and what its embedded state says that they show."""
+
+    name: str
+    page: Any
+    watch: Watch
+    expected: list[Shown]
+
+    def widget(self, number: int) -> Any:
+        widget = self.page.locator(".mg-widget").nth(number)
+        widget.scroll_into_view_if_needed()
+        return widget
+
+
+@pytest.fixture(scope="module", params=WIDGET_PAGES)
+def chapter(request: pytest.FixtureRequest, browser: Any, site: str) -> Iterator[Chapter]:
+    page = new_page(browser)
+    watch = opened(page, site, request.param)
+    yield Chapter(request.param, page, watch, expected_widgets(page))
+    page.context.close()
 
 
 def opened(page: Any, site: str, name: str) -> Watch:
@@ -169,7 +197,7 @@ def wait_for_caption(widget: Any, text: str, what: str) -> None:
                     && widget.querySelector('.mg-pic svg').getBoundingClientRect().width > 50;
             }""",
             arg=[handle, text],
-            timeout=15_000,
+            timeout=30_000,
         )
     except Exception:
         pytest.fail(f"{what}: expected {text!r}, shown {caption(widget)!r}")
@@ -219,18 +247,14 @@ def test_no_page_names_another_host_for_its_parts(book: Path) -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("name", WIDGET_PAGES)
-def test_every_widget_shows_the_right_frame(page: Any, site: str, name: str) -> None:
+def test_every_widget_shows_the_right_frame(chapter: Chapter) -> None:
     """By keyboard, each step of each variant shows the caption that the state holds for it."""
-    watch = opened(page, site, name)
-    widgets = page.locator(".mg-widget")
-    expected = expected_widgets(page)
-    assert widgets.count() == len(expected)
-    for number, shown in enumerate(expected):
-        widget = widgets.nth(number)
-        widget.scroll_into_view_if_needed()
+    page = chapter.page
+    assert page.locator(".mg-widget").count() == len(chapter.expected)
+    for number, shown in enumerate(chapter.expected):
+        widget = chapter.widget(number)
         for index, captions in enumerate(shown.variants):
-            where = f"{name}, widget {number}, variant {index}"
+            where = f"{chapter.name}, widget {number}, variant {index}"
             if len(shown.variants) > 1:
                 choose(widget, index)
             slider = widget.locator(".mg-bar .noUi-handle:visible")
@@ -243,7 +267,9 @@ def test_every_widget_shows_the_right_frame(page: Any, site: str, name: str) -> 
                 page.keyboard.press("ArrowRight")
                 wait_for_caption(widget, captions[step], f"{where}, step {step}")
             assert widget.locator(".mg-pic svg").get_attribute("aria-label")
-    watch.check()
+        if len(shown.variants) > 1:
+            choose(widget, 0)
+    chapter.watch.check()
 
 
 def choose(widget: Any, index: int) -> None:
@@ -256,23 +282,24 @@ def choose(widget: Any, index: int) -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("name", WIDGET_PAGES)
-def test_play_and_drag(page: Any, site: str, name: str) -> None:
+def test_play_and_drag(chapter: Chapter) -> None:
     """Play moves on by itself, First goes back, and the slider can be dragged to the end."""
-    watch = opened(page, site, name)
-    for number, shown in enumerate(expected_widgets(page)):
+    page = chapter.page
+    for number, shown in enumerate(chapter.expected):
         captions = shown.variants[0]
         if len(captions) < 2:
             continue
-        widget = page.locator(".mg-widget").nth(number)
-        widget.scroll_into_view_if_needed()
+        widget, where = chapter.widget(number), f"{chapter.name}, widget {number}"
         play = widget.locator(".widget-play:visible button")
+        play.nth(1).click()
+        wait_for_caption(widget, captions[0], f"{where}, after First")
         assert play_label(page, play.nth(0)).endswith("Play")
         play.nth(0).click()
-        wait_for_caption(widget, captions[1], f"{name}, widget {number}, after Play")
-        assert play_label(page, play.nth(0)) == "Pause"
+        wait_for_caption(widget, captions[1], f"{where}, after Play")
+        if len(captions) > 2:
+            assert play_label(page, play.nth(0)) == "Pause"
         play.nth(1).click()
-        wait_for_caption(widget, captions[0], f"{name}, widget {number}, after First")
+        wait_for_caption(widget, captions[0], f"{where}, after First")
         handle = widget.locator(".mg-bar .noUi-handle:visible")
         track = widget.locator(".mg-bar .noUi-target:visible").bounding_box()
         start = handle.bounding_box()
@@ -280,8 +307,8 @@ def test_play_and_drag(page: Any, site: str, name: str) -> None:
         page.mouse.down()
         page.mouse.move(track["x"] + track["width"] + 30, start["y"] + 5, steps=4)
         page.mouse.up()
-        wait_for_caption(widget, captions[-1], f"{name}, widget {number}, dragged to the end")
-    watch.check()
+        wait_for_caption(widget, captions[-1], f"{where}, dragged to the end")
+    chapter.watch.check()
 
 
 def play_label(page: Any, button: Any) -> str:
@@ -318,10 +345,9 @@ def test_chapter_01_shows_the_worked_example(page: Any, site: str) -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("name", WIDGET_PAGES)
-def test_linked_parts_light_up(page: Any, site: str, name: str) -> None:
+def test_linked_parts_light_up(chapter: Chapter) -> None:
     """Focus or pointer on one of several elements with a key makes all of them bold-edged."""
-    opened(page, site, name)
+    page = chapter.page
     linked = page.locator(".mg-pic svg [data-key][tabindex='0']:has(> rect)")
     if not linked.count():
         pytest.skip("no linked parts on this page")
@@ -360,6 +386,27 @@ def test_build_cells_name_their_file(book: Path) -> None:
         assert [_text(s) for s in shown] == files
         for block in re.findall(r"<pre[^>]*>(.*?)</pre>", text, re.S):
             assert not _text(block).startswith("#| build"), "the directive is still in the code"
+
+
+def test_quotes_with_a_bold_label_are_boxes(book: Path) -> None:
+    for name in pages():
+        path = ROOT / f"{name}.ipynb"
+        if not path.exists():
+            continue
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        texts = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "markdown"]
+        labels = [m for text in texts for m in re.findall(r"(?m)(?<!> )^> \*\*(.+?)\*\*", text)]
+        shown = (book / f"{name}.html").read_text(encoding="utf-8").count('<blockquote class="box ')
+        assert shown <= len(labels) and bool(shown) == bool(labels), f"{name}: {labels}"
+
+
+def test_pages_do_not_load_what_they_do_not_need(book: Path) -> None:
+    """No FontAwesome script, no Thebe, and MathJax and the widget manager only where needed."""
+    for name in pages():
+        text = (book / f"{name}.html").read_text(encoding="utf-8")
+        assert "fontawesome.js" not in text and "THEBE" not in text
+        assert ("tex-chtml.js" in text) == ('class="math' in text), f"MathJax in {name}"
+        assert ("embed.js" in text) == (name in WIDGET_PAGES), f"the widget manager in {name}"
 
 
 @pytest.mark.browser
