@@ -28,8 +28,13 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return globals()[f"_{options.command}"](root, options)
     except notebooks.CourseError as error:
-        print(error, file=sys.stderr)
-        return 1
+        return _fail(error)
+
+
+def _fail(error: Exception) -> int:
+    """Say what went wrong, without a traceback."""
+    print(error, file=sys.stderr)
+    return 1
 
 
 def _build(root: Path, options: argparse.Namespace) -> int:
@@ -73,9 +78,12 @@ def _pull(root: Path, options: argparse.Namespace) -> int:
 
 
 def _model(root: Path, options: argparse.Namespace) -> int:
-    from course.checkpoints import model
+    from course.checkpoints import ModelUnavailable, model
 
-    print(model())
+    try:
+        print(model())
+    except (ModelUnavailable, FileNotFoundError, ValueError) as error:
+        return _fail(error)
     return 0
 
 

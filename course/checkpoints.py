@@ -522,10 +522,12 @@ def _has_hash(path: Path, sha256: str) -> bool:
 
 
 def _largest_file(folder: Path) -> int:
+    """Size of the largest file below `folder`, in bytes, while pip moves and removes its files."""
     largest = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # pip moves and removes its files meanwhile
-            largest = max(largest, path.stat().st_size)
+    for parent, _, names in os.walk(folder):  # not rglob, which raises when a folder goes away
+        for name in names:
+            with contextlib.suppress(OSError):
+                largest = max(largest, os.stat(os.path.join(parent, name)).st_size)
     return largest
 
 

@@ -270,6 +270,25 @@ def test_corrupted_download(
     assert Path(checkpoints.model()).name == "Tiny"
 
 
+def test_progress_while_files_come_and_go(tmp_path: Path) -> None:
+    """Looking at what pip has so far does not fail when pip removes a folder at that moment."""
+    code = """
+        import itertools, pathlib, shutil, sys
+        for i in itertools.count():
+            folder = pathlib.Path(sys.argv[1], f"{i % 7}", "deeper")
+            folder.mkdir(parents=True)
+            (folder / "file").write_bytes(bytes(1000))
+            shutil.rmtree(folder.parent)
+        """
+    churn = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), str(tmp_path)])
+    try:
+        seen = {checkpoints._largest_file(tmp_path) for _ in range(1000)}
+    finally:
+        churn.kill()
+        churn.wait()
+    assert seen <= {0, 1000}
+
+
 def test_unexpected_weights_are_refused(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     other = dataclasses.replace(source, weights_sha256="0" * 64)
     monkeypatch.setattr(checkpoints, "SMOLLM2", other)

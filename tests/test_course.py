@@ -131,3 +131,28 @@ def test_a_notebook_has_no_machine_path_and_no_trailing_noise(chapter):
     text = notebooks.notebook_path(ROOT, chapter).read_text(encoding="utf-8")
     assert not re.search(r"/(home|Users|root|work|tmp|var)/\w", text)
     assert not re.search(r" at 0x[0-9a-f]{6,}", text), "an object's address"
+
+
+def test_the_readmes_picture_is_a_frame_of_the_widget():
+    """The picture is a frame as the widget holds it, and the style that the page brings to it."""
+    text = (ROOT / "book/_static/page_table.svg").read_text(encoding="utf-8").strip()
+    state = notebooks.read(ROOT, "04_kvcache").metadata.widgets[notebooks.WIDGET_STATE]["state"]
+    frames = [str(model["state"].get("value")) for model in state.values()]
+    bare = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)
+    assert any(bare in frame for frame in frames), "draw it again from chapter 04"
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [("/nonexistent", "there is no folder"), (str(ROOT / "tests"), "config.json")],
+)
+def test_a_wrong_model_is_one_clear_message(named, message):
+    result = subprocess.run(
+        [sys.executable, "-m", "course", "model"],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        env={**os.environ, "MINISGL_MODEL": named},
+    )
+    assert result.returncode == 1 and message in result.stderr
+    assert "Traceback" not in result.stderr

@@ -7,6 +7,15 @@ window.FontAwesomeConfig = { observeMutations: false };
 (function () {
   "use strict";
 
+  /* 0. A first visit: the theme logs an error when no mode was ever chosen, and shows the light theme
+        until its own script runs. */
+  var root = document.documentElement;
+  if (!root.dataset.mode) {
+    var dark = window.matchMedia("(prefers-color-scheme: dark)").matches;
+    root.dataset.mode = "auto";
+    root.dataset.theme = dark ? "dark" : "light";
+  }
+
   /* 1. ipywidgets calls MathJax 2 wherever it finds a MathJax; ours is MathJax 3, and the texts in
         our widgets hold no mathematics. This listener runs before the one that draws widgets. */
   window.addEventListener("load", function () {
