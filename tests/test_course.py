@@ -43,6 +43,12 @@ def test_minisgl_is_what_the_notebooks_build():
     assert not notebooks.check_static(ROOT)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(
+    not (os.environ.get("CI") or os.environ.get("MINISGL_SLOW")),
+    reason="runs every notebook once more; CI does it, and so does `make check`",
+)
 def test_every_chapter_runs_on_what_came_before_it(monkeypatch, capfd):
     monkeypatch.setenv("MINISGL_ROOT", str(ROOT))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
