@@ -72,7 +72,7 @@ def site(book: Path) -> Iterator[str]:
         yield base
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # not longer: Playwright allows one at a time in a thread
 def browser() -> Iterator[Any]:
     with chromium() as found:
         yield found
