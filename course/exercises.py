@@ -215,6 +215,14 @@ def _compared(test: ast.expr, frame: FrameType) -> list[str]:
                     f"this part is false: {_short(ast.unparse(part))}"
                 ]
         return []
+    if isinstance(test, ast.Compare) and len(test.ops) > 1:  # a == b == c: the pair that differs
+        chain = [test.left, *test.comparators]
+        for left, op, right in zip(chain, test.ops, chain[1:], strict=False):
+            pair = ast.Compare(left, [op], [right])
+            ok, value = _evaluate(pair, frame)
+            if ok and not value:
+                return _compared(pair, frame)
+        return []
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         sides = test.left, test.comparators[0]
         (ok_a, a), (ok_b, b) = (_evaluate(side, frame) for side in sides)

@@ -22,6 +22,7 @@ import subprocess
 import symtable
 import sys
 import tempfile
+import textwrap
 import time
 import traceback
 from collections.abc import Iterator
@@ -100,9 +101,14 @@ def _needed(statements: list[tuple[ast.stmt, str]], wanted: set[str]) -> list[st
     wanted, kept = set(wanted), []
     for node, text in reversed(statements):
         if _is_kept(node, wanted):
+            if isinstance(node, ast.For):  # what it makes, and not what it proves or prints
+                inner = [(n, ast.unparse(n)) for n in node.body]
+                made = "\n".join(_needed(inner, wanted))
+                head = f"for {ast.unparse(node.target)} in {ast.unparse(node.iter)}:"
+                text = f"{head}\n{textwrap.indent(made, '    ')}"
             kept.append(text)
             reads = _reads(text)
-            if isinstance(node, ast.Assign | stubs.Function | ast.ClassDef | ast.ImportFrom):
+            if not isinstance(node, ast.AugAssign | ast.If):
                 wanted -= _binds(node)  # what bound the name before is of no use
             wanted |= reads
     return kept[::-1]
@@ -137,11 +143,21 @@ def _binds(node: ast.stmt) -> set[str]:
         return {node.name}
     if isinstance(node, ast.Import | ast.ImportFrom):
         return {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+    inside = {  # a comprehension's own names
+        id(name)
+        for inner in ast.walk(node)
+        if isinstance(inner, ast.comprehension)
+        for name in ast.walk(inner.target)
+    }
     return {
         inner.id
         for inner in ast.walk(node)
-        if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
+        if isinstance(inner, ast.Name) and _is_store(inner) and id(inner) not in inside
     }
+
+
+def _is_store(name: ast.Name) -> bool:
+    return isinstance(name.ctx, ast.Store)
 
 
 def _reads(text: str) -> set[str]:

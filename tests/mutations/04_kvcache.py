@@ -16,7 +16,7 @@ CHANGES = [
         "num_pages + 1",
         "num_pages",
         "check_pool",
-        "(5, 8, 2, 4)",
+        "[5, 8, 2, 4]",
     ),
     Change(
         "K and V in the same half of the pool",
@@ -67,8 +67,9 @@ CHANGES = [
         "one K for many slots is broadcast without a word",
         STORE,
         "store_cache",
-        "        if new.shape[0] != num_tokens or new.numel() != num_tokens * cache.shape[1]:",
-        "        if False:",
+        None,
+        "    k_cache[indices] = k.reshape(len(k), *k_cache.shape[1:])\n"
+        "    v_cache[indices] = v.reshape(len(v), *v_cache.shape[1:])",
         "check_store_refuses_a_misfit",
         "ValueError",
     ),
@@ -179,7 +180,7 @@ CHANGES = [
         "req.input_ids[:-1]",
         "req.input_ids",
         "check_last_token_is_never_looked_up",
-        "[1, 2]",
+        "[[0, 1, 2]]",
     ),
     Change(
         "taking too many hands out what there is",
@@ -241,14 +242,16 @@ CHANGES = [
         "check_rows_and_token_pool",
         "page table",
     ),
-    # Right, in another way.
     Change(
-        "pages are taken from the other end of the free list",
+        "what came back last is handed out last",
         LIST,
         "FreeList.take",
         "[self._free.pop() for _ in range(count)]",
         "[self._free.pop(0) for _ in range(count)]",
+        "check_worked_numbers",
+        "the row reads",
     ),
+    # Right, in another way.
     Change(
         "a loop over the rows instead of one index",
         CACHE,
