@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType, MethodType
+from types import CodeType, FrameType
 from typing import Any
 
 from course.source import PACKAGE
@@ -294,10 +294,9 @@ def _at(error: BaseException) -> list[str]:
         shown = []
         for name in names:
             value = frame.f_locals.get(name)
-            if not isinstance(value, FunctionType | MethodType | type(None)):
-                text = repr(value)
-                if len(text) <= 60 and not text.startswith("<"):
-                    shown.append(f"{name} = {text}")
+            text = repr(value)
+            if isinstance(value, int | float | str | tuple | list | dict) and len(text) <= 60:
+                shown.append(f"{name} = {text}")
         return [f"at {', '.join(shown)}"] if shown else []
     return []
 

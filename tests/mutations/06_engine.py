@@ -12,8 +12,8 @@ CHANGES = [
         "keep_mask",
         "        left = left / left.sum(dim=-1, keepdim=True)\n",
         "",
-        "check_frequencies",
-        "top_k=6, top_p=0.9",
+        "check_filters",
+        "top_k 2 and top_p 0.55",
     ),
     Change(
         "top-p keeps a token only if the mass with it is below p",
@@ -76,7 +76,7 @@ CHANGES = [
         "drawn = ids.gather(1, draw_index(ordered * keep_mask(ordered, k, p)))",
         "drawn = draw_index(ordered * keep_mask(ordered, k, p))",
         "check_frequencies",
-        "top_k=4",
+        "draws",
     ),
     Change(
         "the greedy rows of a mixed batch are drawn, too",
@@ -140,7 +140,7 @@ CHANGES = [
         "torch.rand_like(ends[:, -1:]) * ends[:, -1:]",
         "torch.rand_like(ends[:, -1:])",
         "check_frequencies",
-        "top_k=4",
+        "out of bounds",
     ),
     Change(
         "the ratio is of what is left after the model",
