@@ -248,7 +248,17 @@ def _fix_links(root: Path, folder: Path, text: str) -> str:
 
 
 # Where the docstring and the prose do not say enough to write the body: (file, name) → a line.
-HINTS: dict[tuple[str, str], str] = {}
+HINTS: dict[tuple[str, str], str] = {
+    ("minisgl/core.py", "_require"): 'the message: f"{name} must be {wanted}, got {got!r}: {hint}"',
+    ("minisgl/core.py", "SamplingParams.__post_init__"): (
+        "finite temperature, top_k >= -1, 0 <= top_p <= 1, max_tokens >= 1"
+    ),
+    ("minisgl/core.py", "_check_req"): (
+        "ids 1-D, int32, on the CPU, not empty; 0 <= cached_len < their number; others >= 0"
+    ),
+    ("minisgl/core.py", "Req.append_host"): "_check_append first; int32 stays; a new tensor",
+    ("minisgl/core.py", "Context.forward_batch"): "`yield` once; clear also when the pass fails",
+}
 
 
 # --- The reference, as text -----------------------------------------------------------------------
