@@ -24,18 +24,12 @@ from sphinx.transforms import SphinxTransform
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util.docutils import SphinxDirective
 
-from course import draw
+from course import draw, source
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sphinx.application import Sphinx
-
-DIRECTIVE = re.compile(r"#\|\s*build\s+(?P<path>\S+)\s*(?:\n|$)")
-"""The first line of a build cell; the same form as :data:`course.source.DIRECTIVE`."""
-
-DEFINED = re.compile(r"^(?:async def|def|class)\s+(\w+)|^(\w+)\s*(?::[^=\n]+)?=", re.MULTILINE)
-"""What a build cell defines at its top level: functions, classes, and assigned names."""
 
 
 def anchor(path: str, name: str = "") -> str:
@@ -62,16 +56,16 @@ class BuildCaptions(SphinxTransform):
         for cell in list(self.document.findall(lambda n: _of_element(n, "cell_code"))):
             assert isinstance(cell, nodes.Element)
             code = next(iter(cell.findall(nodes.literal_block)), None)
-            found = DIRECTIVE.match(code.astext()) if code is not None else None
-            if code is None or found is None:
+            path = source.directive(code.astext()) if code is not None else None
+            if code is None or path is None:
                 continue
-            path, rest = found["path"], code.astext()[found.end() :].lstrip("\n")
+            rest = code.astext().lstrip().partition("\n")[2].lstrip("\n")
             code.rawsource = rest
             code.children = []
             code += nodes.Text(rest)
             cell["classes"].append("build-cell")
             caption = nodes.container(classes=["build-file"])
-            for name in ["".join(groups) for groups in DEFINED.findall(rest)]:
+            for name in source.parse(rest).names:
                 target = anchor(path, name)
                 if target not in taken:  # the first cell that builds it, if several do
                     taken.add(target)
@@ -109,10 +103,7 @@ class InlinePictures(SphinxPostTransform):
         for image in list(self.document.findall(nodes.image)):
             svg = self._svg(str(image.get("uri", "")))
             if svg is not None:
-                width = re.search(r'viewBox="0 0 ([\d.]+) ', svg)
-                image.replace_self(
-                    nodes.raw("", frame(svg, float(width[1]) if width else 0), format="html")
-                )
+                image.replace_self(nodes.raw("", draw.framed(svg), format="html"))
 
     def _svg(self, uri: str) -> str | None:
         """The text of the picture at `uri` if it is one of ours."""
@@ -127,14 +118,6 @@ class InlinePictures(SphinxPostTransform):
         else:
             return None
         return text if text.startswith("<svg") and 'class="mg"' in text[:200] else None
-
-
-def frame(svg: str, width: float) -> str:
-    """The picture in a frame that scrolls by itself where the page is narrower."""
-    scroll = ""
-    if width > draw.PHONE_WIDTH:
-        scroll = f' tabindex="0" role="group" style="--mg-w:{width * draw.SHRINK:.0f}px"'
-    return f'<div class="mg-pic"{scroll}>{svg}</div>'
 
 
 # -- pictures of the Markdown pages ---------------------------------------------------------------
@@ -199,7 +182,7 @@ class Picture(SphinxDirective):
         if name not in PICTURES:
             raise self.error(f"no picture {name!r}; there are {', '.join(PICTURES)}")
         canvas = PICTURES[name]()
-        return [nodes.raw("", frame(canvas.svg(), canvas.width), format="html")]
+        return [nodes.raw("", draw.framed(canvas.svg()), format="html")]
 
 
 # -- lighter and cleaner pages --------------------------------------------------------------------

@@ -16,7 +16,6 @@ import importlib.util
 import linecache
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
@@ -35,6 +34,7 @@ from course.source import (
     merge,
     module_name,
     parse,
+    write_whole,
 )
 
 ROOT_VARIABLE = "MINISGL_ROOT"
@@ -121,7 +121,7 @@ class Builder:
             changed = self._changed(name, new) if module else new.pieces
             stale: list[str] = []
             if module is None:
-                self._write(target, text, old_text)
+                _write(target, text, old_text)
                 try:
                     module = _load_new(name, target, new, merged, filename, whole=bool(old_text))
                 except BaseException:
@@ -131,7 +131,7 @@ class Builder:
                 before = dict(vars(module))
                 try:
                     _execute(module, new, changed, merged, filename)
-                    self._write(target, text, old_text)
+                    _write(target, text, old_text)
                 except BaseException:
                     vars(module).clear()
                     vars(module).update(before)
@@ -175,20 +175,11 @@ class Builder:
         loaded = self._loaded.get(name, {})
         return [piece for piece in cell.pieces if loaded.get(piece.names) != piece.text]
 
-    def _write(self, target: Path, text: str, old_text: str) -> None:
-        """Write whole or not at all; leave an unchanged file alone."""
-        if text == old_text and target.exists():
-            return
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".", suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-                file.write(text)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, target)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+
+def _write(target: Path, text: str, old_text: str) -> None:
+    """Write the file if its text changed, and let the import system see it."""
+    if text != old_text or not target.exists():
+        write_whole(target, text)
         importlib.invalidate_caches()
 
 
@@ -259,7 +250,7 @@ def _load_new(
 def _put_back(target: Path, old_text: str) -> None:
     """Undo a write."""
     if old_text:
-        target.write_text(old_text, encoding="utf-8", newline="\n")
+        write_whole(target, old_text)
     else:
         target.unlink(missing_ok=True)
 

@@ -641,6 +641,10 @@ _TINY = {
 }
 
 
+TINY_NAMES = tuple(_ARCHITECTURES)
+"""What `tiny` can make."""
+
+
 def tiny(name: str, shards: int = 1, seed: int = 0, **config_overrides: Any) -> str:
     """The folder of a small random checkpoint that transformers wrote, without a tokenizer.
 

@@ -461,6 +461,19 @@ class Canvas:
             f"{_esc(s)}</text>"
         )
 
+    @staticmethod
+    def _outline(
+        look: _Kind, x: float, y: float, w: float, h: float, *, radius: float = 0
+    ) -> list[str]:
+        """The rectangle of a box and, where its kind has one, the pattern in it."""
+        dash = f' stroke-dasharray="{look.dash}"' if look.dash else ""
+        rx = f' rx="{_n(radius)}"' if radius else ""
+        parts = [f'<rect x="{_n(x)}" y="{_n(y)}" width="{_n(w)}" height="{_n(h)}"{rx}{dash}/>']
+        if look.pattern:
+            draw_lines = _hatch if look.pattern == "hatch" else _cross
+            parts.append(f'<path class="mgh" d="{draw_lines(x + 1, y + 1, w - 2, h - 2)}"/>')
+        return parts
+
     def box(
         self,
         x: float,
@@ -493,13 +506,7 @@ class Canvas:
         """
         look = _kind(kind)
         self._check_inside(x, y, w, h, f"box {str(text)!r}")
-        radius = min(look.radius, w / 4, h / 4)
-        dash = f' stroke-dasharray="{look.dash}"' if look.dash else ""
-        rx = f' rx="{_n(radius)}"' if radius else ""
-        parts = [f'<rect x="{_n(x)}" y="{_n(y)}" width="{_n(w)}" height="{_n(h)}"{rx}{dash}/>']
-        if look.pattern:
-            draw_lines = _hatch if look.pattern == "hatch" else _cross
-            parts.append(f'<path class="mgh" d="{draw_lines(x + 1, y + 1, w - 2, h - 2)}"/>')
+        parts = self._outline(look, x, y, w, h, radius=min(look.radius, w / 4, h / 4))
         strips = [look] if look.strip else []
         pad_left = 0.0
         if mark is not None:
@@ -1223,6 +1230,16 @@ class Canvas:
     ) -> dict[str, str]:
         plain = f"[picture] {self.title}" + (f"\n{self.desc}" if self.desc else "")
         return {"image/svg+xml": self.svg(), "text/plain": plain}
+
+
+def framed(svg: str) -> str:
+    """A picture's HTML in a frame that scrolls by itself, also by keyboard, on a narrow page."""
+    found = re.search(r'viewBox="0 0 ([\d.]+) ', svg)
+    width = float(found[1]) if found else MAX_WIDTH
+    scroll = ""
+    if width > PHONE_WIDTH:
+        scroll = f' tabindex="0" role="group" style="--mg-w:{width * SHRINK:.0f}px"'
+    return f'<div class="mg-pic"{scroll}>{svg}</div>'
 
 
 def _common_size(

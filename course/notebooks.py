@@ -31,6 +31,7 @@ from course.source import (
     emit,
     merge,
     parse,
+    write_whole,
 )
 
 WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
@@ -137,8 +138,7 @@ def build(root: Path, folder: Path) -> tuple[list[str], list[str]]:
     for path, text in texts.items():
         target = folder / path
         if not target.exists() or target.read_text(encoding="utf-8") != text:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text, encoding="utf-8", newline="\n")
+            write_whole(target, text)
             changed.append(path)
     return changed, sorted(set(_python_files(folder)) - set(texts))
 
@@ -299,7 +299,7 @@ def run(root: Path, chapter: str, *, fresh: bool = False) -> bool:
     text = nbformat.writes(after) + "\n"
     if path.read_text(encoding="utf-8") == text:
         return False
-    path.write_text(text, encoding="utf-8", newline="\n")
+    write_whole(path, text)
     return True
 
 
@@ -326,7 +326,8 @@ def normalize(notebook: NotebookNode, chapter: str) -> None:
         if not cell.get("id"):
             cell.id = hashlib.sha256(f"{chapter}:{index}:{cell.source}".encode()).hexdigest()[:8]
         if cell.cell_type != "code":
-            cell.pop("attachments", None) if not cell.get("attachments") else None
+            if not cell.get("attachments"):
+                cell.pop("attachments", None)
             continue
         cell.metadata.pop("execution", None)
         count += bool(cell.source.strip())
@@ -475,7 +476,7 @@ def pull(root: Path) -> list[str]:
         notebooks[chapter].cells[index].source = text
     for chapter in {chapter for chapter, _ in changed}:
         text = nbformat.writes(notebooks[chapter]) + "\n"
-        notebook_path(root, chapter).write_text(text, encoding="utf-8", newline="\n")
+        write_whole(notebook_path(root, chapter), text)
     return [f"notebooks/{chapter}.ipynb, cell {index + 1}" for chapter, index in changed]
 
 

@@ -9,10 +9,12 @@ where they stand, appends the others, and unites the imports.
 from __future__ import annotations
 
 import ast
+import os
 import re
 import sys
+import tempfile
 from dataclasses import dataclass, field, replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 PACKAGE = "minisgl"
 WIDTH = 100
@@ -379,3 +381,17 @@ def _from_line(indent: str, module: str, members: list[str]) -> str:
 
 def _alias(name: str, alias: str | None) -> str:
     return name if alias is None else f"{name} as {alias}"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that it is there with the whole text, or as it was before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -79,13 +79,6 @@ def _links(frame: Frame) -> int:
     return max((int(n) + 1 for n in numbers), default=0)
 
 
-def _width(frame: Frame) -> float:
-    if isinstance(frame.svg, draw.Canvas):
-        return frame.svg.width
-    match = re.search(r'viewBox="0 0 ([\d.]+) ', frame.svg)
-    return float(match[1]) if match else draw.MAX_WIDTH
-
-
 def _inline(text: str) -> str:
     """Plain text to HTML: everything escaped, then `code` and **bold**."""
     escaped = html.escape(text)
@@ -100,12 +93,8 @@ def _plain(text: str) -> str:
 
 def _frame_html(frame: Frame) -> str:
     """The picture with its caption below."""
-    width = _width(frame)
-    scroll = ""
-    if width > draw.PHONE_WIDTH:  # scrolls inside its own frame on a phone, also by keyboard
-        scroll = f' tabindex="0" role="group" style="--mg-w:{width * draw.SHRINK:.0f}px"'
     return (
-        f'<figure class="mg-figure"><div class="mg-pic"{scroll}>{_bare(frame)}</div>'
+        f'<figure class="mg-figure">{draw.framed(_bare(frame))}'
         f"<figcaption>{_inline(frame.caption)}</figcaption></figure>"
     )
 

@@ -372,14 +372,18 @@ def test_linked_parts_light_up(chapter: Chapter) -> None:
 # -- code and boxes -------------------------------------------------------------------------------
 
 
-def test_build_cells_name_their_file(book: Path) -> None:
-    """Each build cell has its file as a caption, and the directive is not part of the code."""
+def chapters_with(kind: str) -> Iterator[tuple[str, list[str]]]:
+    """Each chapter's page name, with the sources of its cells of that kind."""
     for name in pages():
         path = ROOT / f"{name}.ipynb"
-        if not path.exists():
-            continue
-        notebook = json.loads(path.read_text(encoding="utf-8"))
-        sources = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
+        if path.exists():
+            cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+            yield name, ["".join(c["source"]) for c in cells if c["cell_type"] == kind]
+
+
+def test_build_cells_name_their_file(book: Path) -> None:
+    """Each build cell has its file as a caption, and the directive is not part of the code."""
+    for name, sources in chapters_with("code"):
         files = [m[1] for s in sources if (m := re.match(r"#\|\s*build\s+(\S+)", s))]
         text = (book / f"{name}.html").read_text(encoding="utf-8")
         shown = re.findall(r'<div class="build-file.*?<code[^>]*>(.*?)</code>', text, re.S)
@@ -389,12 +393,7 @@ def test_build_cells_name_their_file(book: Path) -> None:
 
 
 def test_quotes_with_a_bold_label_are_boxes(book: Path) -> None:
-    for name in pages():
-        path = ROOT / f"{name}.ipynb"
-        if not path.exists():
-            continue
-        notebook = json.loads(path.read_text(encoding="utf-8"))
-        texts = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "markdown"]
+    for name, texts in chapters_with("markdown"):
         labels = [m for text in texts for m in re.findall(r"(?m)(?<!> )^> \*\*(.+?)\*\*", text)]
         shown = (book / f"{name}.html").read_text(encoding="utf-8").count('<blockquote class="box ')
         assert shown <= len(labels) and bool(shown) == bool(labels), f"{name}: {labels}"

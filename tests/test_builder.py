@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from course.builder import Builder, RootFinder
-from course.source import BuildError
+from course.source import BuildError, write_whole
 
 CORE = '''\
 #| build minisgl/core.py
@@ -293,3 +293,12 @@ def test_type_checking_blocks_merge_and_yield_to_real_imports(package, build):
 
 def test_the_report_is_the_same_on_an_empty_and_on_a_complete_tree(build):
     assert build(CORE)["report"] == build(CORE)["report"] == "minisgl/core.py: Req (4 lines)"
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "deep" / "file.ipynb"
+    write_whole(path, "old\n")
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(path, "new, up to \udc80 which UTF-8 cannot hold\n")
+    assert path.read_bytes() == b"old\n"
+    assert [p.name for p in path.parent.iterdir()] == ["file.ipynb"]

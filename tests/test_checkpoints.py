@@ -28,7 +28,6 @@ from course import checkpoints
 from course.checkpoints import ModelUnavailable, Source, tiny
 
 ROOT = Path(__file__).resolve().parent.parent
-ARCHITECTURES = list(checkpoints._ARCHITECTURES)
 
 
 # --- a small model in the form of the real one ---------------------------------------------------
@@ -498,7 +497,12 @@ def test_hub_id_in_the_hubs_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 # --- tiny ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_architecture_of_the_course_has_a_tiny_checkpoint():
+    llama = ("llama", "llama-bias", "llama-untied", "llama3-rope")
+    assert (*llama, "yarn", "mistral", "qwen2", "qwen3") == checkpoints.TINY_NAMES
+
+
+@pytest.mark.parametrize("name", checkpoints.TINY_NAMES)
 def test_tiny_loads_and_varies(name: str) -> None:
     network = AutoModelForCausalLM.from_pretrained(tiny(name))
     prompt = torch.arange(10, 20)[None]
@@ -510,7 +514,7 @@ def test_tiny_loads_and_varies(name: str) -> None:
 def test_tiny_is_what_its_name_says() -> None:
     keys = {
         name: set(AutoModelForCausalLM.from_pretrained(tiny(name)).state_dict())
-        for name in ARCHITECTURES
+        for name in checkpoints.TINY_NAMES
     }
     attention = "model.layers.0.self_attn."
     assert not any(key.endswith("bias") for key in keys["llama"])

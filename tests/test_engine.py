@@ -37,16 +37,6 @@ from minisgl.utils.device import (
 )
 
 CPU = torch.device("cpu")
-ARCHITECTURES = (
-    "llama",
-    "llama-bias",
-    "llama-untied",
-    "llama3-rope",
-    "yarn",
-    "mistral",
-    "qwen2",
-    "qwen3",
-)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -72,7 +62,7 @@ def reference(path: str) -> Any:
 # --- the same tokens ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", checkpoints.TINY_NAMES)
 def test_same_tokens_as_transformers_at_every_page_size(name: str) -> None:
     path, prompts = tiny(name), prompts_of(5, 17, 1, 33)
     model = reference(path)

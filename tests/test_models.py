@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from course.checkpoints import tiny
+from course.checkpoints import TINY_NAMES, tiny
 from minisgl.core import Batch, Context, Req, SamplingParams, reset_global_ctx, set_global_ctx
 from minisgl.distributed import reset_tp_info, set_tp_info
 from minisgl.layers import set_rope_device
@@ -34,16 +34,6 @@ from minisgl.utils.logger import init_logger
 from minisgl.utils.registry import Registry
 
 CPU = torch.device("cpu")
-FAMILIES = [
-    "llama",
-    "llama-bias",
-    "llama-untied",
-    "llama3-rope",
-    "yarn",
-    "mistral",
-    "qwen2",
-    "qwen3",
-]
 
 
 @pytest.fixture(autouse=True)
@@ -172,7 +162,7 @@ def assert_equals_hf(folder: str | Path, tolerance: float = 1e-4) -> None:
 
 
 @pytest.mark.parametrize("shards", [1, 4])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", TINY_NAMES)
 def test_logits_equal_transformers(name: str, shards: int) -> None:
     assert_equals_hf(tiny(name, shards=shards))
 
@@ -486,7 +476,7 @@ def test_config_cache_sees_changes_and_is_not_shared(tmp_path: Path) -> None:
 
 
 def test_keys_are_exactly_the_models() -> None:
-    for name in FAMILIES:
+    for name in TINY_NAMES:
         expected = meta_model(tiny(name)).state_dict()
         found = weights_of(tiny(name, shards=3))
         assert {k: v.shape for k, v in found.items()} == {k: v.shape for k, v in expected.items()}
