@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
 
-from course.pictures import page_table_picture
+from course import draw
+from course.notebooks import CourseError
+from course.pictures import package_map, page_table_picture
 from minisgl.core import Req, SamplingParams
 from minisgl.kvcache.naive_cache import NaiveCacheHandle
 from minisgl.scheduler.cache import PageAllocator
@@ -83,3 +87,46 @@ def test_refusals() -> None:
         page_table_picture(table, reqs, page_size=16, num_pages=100)
     with pytest.raises(ValueError, match="not among the requests"):
         page_table_picture(table, reqs, page_size=4, num_pages=num_pages, writing="Z")
+
+
+# -- the map of the package -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def little_course(tmp_path: Path) -> Path:
+    """Three chapters: two begin files, and the second adds to a file of the first."""
+    (tmp_path / "notebooks").mkdir()
+    chapters = {
+        "01_one": ["minisgl/__init__.py", "minisgl/core.py", "minisgl/ops/__init__.py"],
+        "02_two": ["minisgl/ops/norm.py", "minisgl/core.py", "minisgl/ops/norm.py"],
+        "lab": ["minisgl/ops/fast.py"],
+    }
+    for name, paths in chapters.items():
+        cells = [{"cell_type": "code", "source": [f"#| build {p}\n", "X = 1"]} for p in paths]
+        cells.append({"cell_type": "markdown", "source": "#| build minisgl/not_code.py"})
+        path = tmp_path / "notebooks" / f"{name}.ipynb"
+        path.write_text(json.dumps({"cells": cells}), encoding="utf-8")
+    lines = [f"- file: notebooks/{name}" for name in chapters]
+    (tmp_path / "_toc.yml").write_text("\n".join(lines), encoding="utf-8")
+    return tmp_path
+
+
+def test_the_map_says_what_is_there_what_is_new_and_what_comes(little_course: Path) -> None:
+    def said(chapter: str | None) -> str:
+        return package_map(chapter, root=little_course).desc
+
+    assert said("01_one") == "This chapter: core. To come: ops/norm, ops/fast."
+    assert said("02_two") == "This chapter: core +, ops/norm. To come: ops/fast."
+    assert said("lab") == "Built before: core, ops/norm. This chapter: ops/fast."
+    assert said(None) == "Built by the chapter on its left: core, ops/norm, ops/fast."
+    with pytest.raises(CourseError, match="the chapters are 01_one, 02_two, lab"):
+        package_map("03_three", root=little_course)
+
+
+def test_the_map_of_the_real_package_is_whole_and_fits_a_phone() -> None:
+    picture = package_map()
+    modules = [p for p in Path("minisgl").rglob("*.py") if p.stem != "__init__"]
+    for module in modules:
+        assert re.search(rf"\b{module.stem}\b", picture.desc), f"{module} is not on the map"
+    assert picture.width <= draw.PHONE_WIDTH
+    assert str(picture) == str(package_map())
