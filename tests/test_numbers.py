@@ -32,7 +32,12 @@ DERIVED: dict[str, dict[str, str]] = {
         "199": "200 - 1",  # decodes of an answer of 200 tokens
         "55": "1000 * 0.055",  # milliseconds; the cell computes in seconds
     },
-    "02_layers": {"12.5": "(9 + 16) / 2", "3.5355": "math.sqrt(12.5)", "996": "1000 - 4"},
+    "02_layers": {
+        "12.5": "(9 + 16) / 2",
+        "3.5355": "math.sqrt(12.5)",
+        "996": "1000 - 4",
+        "0.125": "2 ** (4 - 7)",
+    },
     "03_models": {"192": "3 * 64"},  # KV heads × head_dim of the default model
     "04_kvcache": {"600": "601 - 1"},  # torch.randint's upper end is not included
     "05_attention": {"730": "134_515_008 * 4 / 46_080 / 16", "16,000": "16 * 1000"},
@@ -43,17 +48,17 @@ DERIVED: dict[str, dict[str, str]] = {
     "stage1_milestone": {
         "0.556": "0.5 / 0.9",
         "0.833": "(0.5 + 0.25) / 0.9",
-        "46 080": "2 * 30 * 3 * 64 * 4",
+        "46,080": "2 * 30 * 3 * 64 * 4",
         "184": "8 * 500 * 46_080 / 1e6",
-        "538 060 032": "134_515_008 * 4",
-        "11 677": "134_515_008 * 4 / 46_080",
+        "538,060,032": "134_515_008 * 4",
+        "11,677": "134_515_008 * 4 / 46_080",
     },
 }
 # And those that a question assumes, or another place says: chapter → number → who says so.
 GIVEN: dict[str, dict[str, str]] = {
     "00_tiny_engine": {"2,000": "the question's example of a piece of a prefill"},
     "02_layers": {"49,152": "the default model's vocabulary; chapter 00 prints it"},
-    "06_engine": {"1.2": "the question's model", "1 000": "the example's length of a request"},
+    "06_engine": {"1.2": "the question's model", "1,000": "the example's length of a request"},
 }
 
 UNITS = (
