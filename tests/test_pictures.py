@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
 
-from course.pictures import page_table_picture
+from course import draw, pictures
+from course.notebooks import CourseError
+from course.pictures import package_map, page_table_picture
 from minisgl.core import Req, SamplingParams
 from minisgl.kvcache.naive_cache import NaiveCacheHandle
 from minisgl.scheduler.cache import PageAllocator
@@ -83,3 +87,85 @@ def test_refusals() -> None:
         page_table_picture(table, reqs, page_size=16, num_pages=100)
     with pytest.raises(ValueError, match="not among the requests"):
         page_table_picture(table, reqs, page_size=4, num_pages=num_pages, writing="Z")
+
+
+# -- the map of the package -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def little_course(tmp_path: Path) -> Path:
+    """Three chapters: two begin files, and the second adds to a file of the first."""
+    (tmp_path / "notebooks").mkdir()
+    chapters = {
+        "01_one": ["minisgl/__init__.py", "minisgl/core.py", "minisgl/ops/__init__.py"],
+        "02_two": ["minisgl/ops/norm.py", "minisgl/core.py", "minisgl/ops/norm.py"],
+        "lab": ["minisgl/ops/fast.py"],
+    }
+    for name, paths in chapters.items():
+        cells = [{"cell_type": "code", "source": [f"#| build {p}\n", "X = 1"]} for p in paths]
+        cells.append({"cell_type": "markdown", "source": "#| build minisgl/not_code.py"})
+        path = tmp_path / "notebooks" / f"{name}.ipynb"
+        path.write_text(json.dumps({"cells": cells}), encoding="utf-8")
+    lines = [f"- file: notebooks/{name}" for name in chapters]
+    (tmp_path / "_toc.yml").write_text("\n".join(lines), encoding="utf-8")
+    return tmp_path
+
+
+def test_the_map_says_what_is_there_what_is_new_and_what_comes(little_course: Path) -> None:
+    def said(chapter: str | None) -> str:
+        return package_map(chapter, root=little_course).desc
+
+    assert said("01_one") == "This chapter: core. To come: ops/norm, ops/fast."
+    assert said("02_two") == "This chapter: core +, ops/norm. To come: ops/fast."
+    assert said("lab") == "Built before: core, ops/norm. This chapter: ops/fast."
+    assert said(None) == "Built by the chapter on its left: core, ops/norm, ops/fast."
+    with pytest.raises(CourseError, match="the chapters are 01_one, 02_two, lab"):
+        package_map("03_three", root=little_course)
+
+
+def test_the_map_of_the_real_package_is_whole_and_fits_a_phone() -> None:
+    picture = package_map()
+    modules = [p for p in Path("minisgl").rglob("*.py") if p.stem != "__init__"]
+    for module in modules:
+        assert re.search(rf"\b{module.stem}\b", picture.desc), f"{module} is not on the map"
+    assert picture.width <= draw.PHONE_WIDTH
+    assert str(picture) == str(package_map())
+
+
+# -- pictures of one chapter ----------------------------------------------------------------------
+
+
+def test_each_picture_says_its_numbers_and_fits_a_phone() -> None:
+    life = [("admission", 2, 6), ("after the prefill", 6, 7), ("the end", 8, 9)]
+    merged = {"qkv_proj": {"q": 576, "k": 192, "v": 192}, "gate_up_proj": {"gate": 8, "up": 8}}
+    shape = [2, 30, 7, 16, 3, 64]
+    drawn = {
+        "positions 2 … 5": pictures.life_picture(life),
+        "2. graph runner: padded_reqs; 3. scheduler: positions": pictures.batch_fields_picture(),
+        "qkv_proj has 576 + 192 + 192 = 960 rows, from q, k, v": pictures.merge_picture(
+            merged, 576
+        ),
+        "in slot 46 3 KV heads of 64 numbers, 768 bytes": pictures.kv_tensor_picture(
+            shape, layer=3, slot=46, bytes_per_number=4
+        ),
+        "6. page table, needs 4 and 5": pictures.start_picture(),
+        "24 GB the model takes 20, the pool 1.6, and 2.4 stay free": pictures.memory_picture(
+            {"before": (24, 20, 1.6)}
+        ),
+        "2 rows of 49,152 logits": pictures.forward_picture(2, 9, 49152, 30),
+    }
+    for words, picture in drawn.items():
+        assert words in picture.desc
+        assert picture.width <= draw.PHONE_WIDTH
+
+
+def test_a_step_of_a_start_needs_only_earlier_ones() -> None:
+    for number, (_, needed) in enumerate(pictures.STARTING, 1):
+        assert all(0 < other < number for other in needed)
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 2, 1, 1, 8), (2, 80, 5000, 256, 8, 128)])
+def test_a_pool_of_any_size_can_be_drawn(shape: tuple[int, ...]) -> None:
+    slot = (shape[2] - 1) * shape[3] - 1
+    picture = pictures.kv_tensor_picture(shape, layer=0, slot=slot, bytes_per_number=2)
+    assert f"in slot {slot}" in picture.desc
