@@ -139,6 +139,11 @@ MENDED: tuple[tuple[re.Pattern[str], str], ...] = (
     # style sheet names. And it replaces the icons inside a widget's buttons by pictures, after
     # which these buttons throw.
     (re.compile(r"\s*<script[^>]*/fontawesome\.js[^>]*></script>"), ""),
+    # The logo and the search field belong to a landmark, too.
+    (
+        re.compile(r'(<div id="pst-primary-sidebar")'),
+        r'\1 role="complementary" aria-label="The book"',
+    ),
     # Names for screen readers that hide the text which is there to be read.
     (re.compile(r'<summary aria-label="Toggle hidden content">'), "<summary>"),
     (re.compile(r'(<button class="btn search-button-field[^>]*) aria-label="Search"'), r"\1"),

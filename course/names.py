@@ -307,11 +307,12 @@ class Term:
     pattern: re.Pattern[str] = field(compare=False)
 
 
-# Words that have an everyday meaning as well: not where that one is meant.
-_NOT_AFTER = {
-    "page": ("this", "these", "web", "front", "next page to", "of the book's", "book's"),
-    "context": ("in", "this"),
-    "position": ("in",),
+# Words that have an everyday meaning as well: where the glossary's is meant.
+_MEANT = {
+    "Context": r"(?<=\bthe )context|(?<=\bglobal )context",
+    "Page": r"(?<!this )(?<!these )(?<!web )(?<!File )pages?(?! of this book| in a browser)",
+    "Position": r"positions?(?! embedding)",
+    "Stream": r"(?<=CUDA )streams?|(?<=side )streams?",
 }
 
 
@@ -323,9 +324,9 @@ def glossary(root: Path) -> list[Term]:
         body = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", body)
         meaning = " ".join(re.sub(r"`|(?<!\w)\*|\*(?!\w| )", "", body).split())
         meaning = re.split(r"\s*\b(?:An exercise of c|C)hapters? (?:\d|milestone)", meaning)[0]
-        before = "".join(rf"(?<!\b{re.escape(w)} )" for w in _NOT_AFTER.get(word.lower(), ()))
         spaced = r"[\s-]+".join(map(re.escape, re.split(r"[\s-]+", word)))
-        pattern = re.compile(rf"{before}(?<![\w./-]){spaced}(?:e?s)?(?![\w/-]|\.\w)", re.I)
+        spelled = _MEANT.get(word, rf"{spaced}(?:e?s)?")
+        pattern = re.compile(rf"(?<![\w./-])(?:{spelled})(?![\w/-]|\.\w)", re.I)
         terms.append(Term(word, nodes.make_id(word), meaning, pattern))
     return sorted(terms, key=lambda term: -len(term.word))
 
@@ -397,7 +398,7 @@ class Links(SphinxPostTransform):
             kind = "built"
             if target is None and text in terms and page != GLOSSARY:
                 term = terms[text]
-                target, kind = Target(GLOSSARY, term.anchor, f"{term.word}: {term.meaning}"), "term"
+                target, kind = _entry(term), "term"
             if target is None or target.page not in self.env.all_docs:
                 continue
             # Once in a paragraph is enough.
@@ -426,34 +427,38 @@ class Links(SphinxPostTransform):
             for ref in self.document.findall(nodes.reference)
             if "glossary" in str(ref.get("refuri", ""))
         }
-        left = [term for term in terms if term.anchor not in linked]
         for text in list(self.document.findall(nodes.Text)):
             if isinstance(text.parent, nodes.literal) or not _linkable(text):
                 continue
-            parts, left = self._split(text.astext(), left)
+            parts = self._split(text.astext(), terms, linked)
             if len(parts) > 1:
                 text.parent.replace(text, parts)
 
-    def _split(self, text: str, left: list[Term]) -> tuple[list[nodes.Node], list[Term]]:
-        """A text as texts and links, and the terms that it doesn't mention."""
-        taken: list[tuple[int, int, Term]] = []
-        for term in left:  # longest first: `page table` before `page`
+    def _split(self, text: str, terms: list[Term], linked: set[str]) -> list[nodes.Node]:
+        """A text as texts and links; `linked` has the terms that need none, and grows."""
+        taken: list[tuple[int, int, Term | None]] = []
+        for term in terms:  # longest first: the page of `page table` is no page
             for found in term.pattern.finditer(text):
                 if all(found.end() <= a or found.start() >= b for a, b, _ in taken):
-                    taken.append((found.start(), found.end(), term))
-                    break
+                    first = term.anchor not in linked
+                    taken.append((found.start(), found.end(), term if first else None))
+                    linked.add(term.anchor)
         parts: list[nodes.Node] = []
         end = 0
-        for start, stop, term in sorted(taken, key=lambda item: item[0]):
-            target = Target(GLOSSARY, term.anchor, f"{term.word}: {term.meaning}")
-            link = self._link(target, "term")
+        for start, stop, wanted in sorted(taken, key=lambda item: item[0]):
+            if wanted is None:
+                continue
+            link = self._link(_entry(wanted), "term")
             link += nodes.Text(text[start:stop])
             parts += [nodes.Text(text[end:start]), link] if start > end else [link]
             end = stop
         if end < len(text):
             parts.append(nodes.Text(text[end:]))
-        used = {term.anchor for _, _, term in taken}
-        return parts, [term for term in left if term.anchor not in used]
+        return parts
+
+
+def _entry(term: Term) -> Target:
+    return Target(GLOSSARY, term.anchor, f"{term.word}: {term.meaning}")
 
 
 def _block(node: nodes.Node) -> nodes.Node:

@@ -162,7 +162,53 @@ window.FontAwesomeConfig = { observeMutations: false };
     });
   }
 
+  /* 2. Definitions at the word: the title of a link to the glossary or to a cell, at once, also by
+        keyboard. Without this script the browser shows the title in its own way. */
+  function tips(page) {
+    var tip = document.createElement("div");
+    var shown = null;
+    tip.className = "mg-tip";
+    tip.id = "mg-tip";
+    tip.setAttribute("role", "tooltip");
+    tip.hidden = true;
+    document.body.append(tip);
+
+    function show(link) {
+      if (link.title) {
+        link.dataset.tip = link.title;
+        link.removeAttribute("title");
+      }
+      shown = link;
+      tip.textContent = link.dataset.tip;
+      tip.hidden = false;
+      link.setAttribute("aria-describedby", "mg-tip");
+      var at = link.getClientRects()[0];
+      var left = Math.min(at.left, document.documentElement.clientWidth - tip.offsetWidth - 8);
+      var below = at.bottom + 6 + tip.offsetHeight < window.innerHeight;
+      tip.style.left = Math.max(8, left) + window.scrollX + "px";
+      tip.style.top = (below ? at.bottom + 6 : at.top - tip.offsetHeight - 6) + window.scrollY + "px";
+    }
+
+    function hide() {
+      if (!shown) return;
+      shown.removeAttribute("aria-describedby");
+      shown = null;
+      tip.hidden = true;
+    }
+
+    ["mouseover", "focusin"].forEach(function (kind) {
+      page.addEventListener(kind, function (event) {
+        var link = event.target.closest("a.term, a.built");
+        if (link) show(link); else if (kind === "mouseover") hide();
+      });
+    });
+    page.addEventListener("focusout", hide);
+    page.addEventListener("mouseleave", hide);
+    document.addEventListener("keydown", function (event) { if (event.key === "Escape") hide(); });
+  }
+
   function watch() {
+    tips(document.querySelector("article") || document.body);
     var page = document.querySelector("article") || document.body;
     page.querySelectorAll(".mg-player").forEach(player);
     frame(page);
