@@ -9,8 +9,8 @@ It changes pages while they are built, never the notebooks:
   that it follows the reader's theme and its linked parts work;
 * a widget becomes a few lines of HTML with all its pictures (:mod:`course.players`);
 * names of the package lead to where they are built, terms to the glossary (:mod:`course.names`);
-* pages load less: MathJax only where there is mathematics, no FontAwesome script (icons come from
-  the theme's font);
+* formulas are MathML, which needs no script;
+* pages load less: no FontAwesome script (icons come from the theme's font);
 * directives for the Markdown pages are in :mod:`course.pages`.
 """
 
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from docutils import nodes
 from sphinx.transforms import SphinxTransform
 from sphinx.transforms.post_transforms import SphinxPostTransform
+from sphinx.util import logging
 
 from course import draw, launch, names, pages, players, source
 from course.names import anchor
@@ -31,6 +32,9 @@ from course.pages import DIFFERENCE
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
+
+
+_LOGGER = logging.getLogger(__name__)
 
 
 def _of_element(node: nodes.Node, name: str) -> bool:
@@ -127,11 +131,26 @@ class InlinePictures(SphinxPostTransform):
 # -- lighter and cleaner pages --------------------------------------------------------------------
 
 
-def _mathjax_where_needed(app: Sphinx) -> None:
-    """Load MathJax on pages that hold mathematics, not on all that have such pages below them."""
-    math: Any = app.env.get_domain("math")
-    pages = math.data["has_equations"]
-    math.has_equations = lambda page=None: pages.get(page, False) if page else any(pages.values())
+def mathml(latex: str, *, display: bool = False) -> str:
+    """A formula as MathML, which browsers draw by themselves; no script, no fonts of ours."""
+    from latex2mathml.converter import convert
+
+    text = str(convert(latex, display="block" if display else "inline"))
+    return re.sub(r"<mtext>.*?</mtext>", lambda m: m[0].replace(r"\_", "_"), text)
+
+
+def _visit_math(translator: Any, node: nodes.math | nodes.math_block) -> None:
+    """Write a formula; one that can't be read is a warning, and its source stands in the page."""
+    display = isinstance(node, nodes.math_block)
+    tag = "div" if display else "span"
+    latex = node.astext().strip()
+    try:
+        inside = mathml(latex, display=display)
+    except Exception as error:
+        _LOGGER.warning("a formula can't be read: %s (%s)", latex, error, location=node)
+        inside = translator.encode(latex)
+    translator.body.append(f'<{tag} class="math notranslate">{inside}</{tag}>')
+    raise nodes.SkipNode
 
 
 MENDED: tuple[tuple[re.Pattern[str], str], ...] = (
@@ -208,7 +227,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_css_file(players.STYLE_SHEET)
     app.connect("config-inited", _buttons)
     app.connect("html-page-context", _add_local_launch, priority=600)
-    app.connect("builder-inited", _mathjax_where_needed)
+    app.add_html_math_renderer("mathml", (_visit_math, None), (_visit_math, None))
     app.connect("builder-inited", players.write_style_sheet)
     app.connect("builder-inited", names.load)
     app.connect("env-updated", names.rewrite_if_moved)
