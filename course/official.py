@@ -41,6 +41,8 @@ class Row:
     interface: tuple[str, ...]
     """In what the interface differs: `+ name`, `- name`, `name(+ parameter)`; () if it doesn't."""
     why: str
+    shared: str = ""
+    """Why it is there, if that is said once for several names of the file."""
 
 
 def _official(file: str, name: str, entry: str | dict[str, Any]) -> Official:
@@ -95,9 +97,8 @@ class Map:
         official = self.counterpart(ours)
         path = ours.path.removeprefix(f"{PACKAGE}/")
         why = self._entry(ours).get("why", "")
-        if official is None and not why:
-            why = self.files.get(path, {}).get("ours", "")
-        return Row(ours, official, self.difference(ours, official) if official else (), why)
+        shared = "" if official or why else self.files.get(path, {}).get("ours", "")
+        return Row(ours, official, self.difference(ours, official) if official else (), why, shared)
 
     def rows(self) -> list[Row]:
         """The public definitions of the package and the private ones that upstream has too."""
@@ -111,7 +112,7 @@ class Map:
             f"{row.ours.path}: {row.ours.name} has no official counterpart; say why it is there "
             f"in {DATA} (files: … ours: or names:)"
             for row in rows
-            if row.official is None and not row.why
+            if row.official is None and not (row.why or row.shared)
         ]
         found += [
             f"{row.ours.path}: {row.ours.name} differs from upstream "
@@ -171,7 +172,7 @@ class Map:
     def _interface(
         self, ours: Definition, *, inherited: bool = True
     ) -> dict[str, tuple[str, ...] | None]:
-        """The members of a class, and of its bases in the same file: name → parameters.
+        """The members of a class, and of those it derives from: name → parameters.
 
         None stands for what isn't called: fields and properties.
         """
@@ -188,7 +189,7 @@ class Map:
                 found |= {t.id: None for t in inner.targets if isinstance(t, ast.Name)}
         for base in ours.bases if inherited else ():
             parent = self._classes.get(base)
-            if parent is not None and parent.path == ours.path:
+            if parent is not None:
                 found = {**self._interface(parent), **found}
         return found
 

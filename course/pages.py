@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from sphinx.application import Sphinx
 
+NO_BREAK, WORD_JOINER = "\u00a0", "\u2060"
 DIFFERENCE = "difference-from-upstream"
 """The id of a chapter's box with the differences from the official code."""
 
@@ -361,7 +362,11 @@ class OfficialMap(SphinxDirective):
             line += self._there(file, file)
             line += nodes.Text(f", {self.map.lengths[file]} lines")
         line += nodes.Text(". ")
-        line += _spoken(self.map.files.get(file, {}).get("about", ""))
+        about = self.map.files.get(file, {}).get("about", "")
+        shared = next((row.shared for row in rows if row.shared), "")
+        line += _spoken(about + (" " if about and shared else ""))
+        if shared:
+            line += [nodes.emphasis("", "Ours:"), nodes.Text(" "), *_spoken(shared)]
         heads = ["here", "there", "interface", "what differs, and why"]
         return [line, _table(heads, [self._row(row, file) for row in rows], [22, 22, 20, 36])]
 
@@ -377,7 +382,7 @@ class OfficialMap(SphinxDirective):
         there: list[nodes.Node] = [nodes.Text("ours")]
         if row.official:
             found = row.official
-            place = f"L{found.lines.replace('-', '–')}"
+            place = f"L{found.lines.replace('-', WORD_JOINER + '–' + WORD_JOINER)}"
             if found.file != file or found.name != ours.name:
                 place = f"{found.file}, {found.name}, {place}"
             there = [self._there(found, place)]
@@ -386,7 +391,7 @@ class OfficialMap(SphinxDirective):
             interface = []
             for i, change in enumerate(row.interface):
                 interface += [nodes.Text(", ")] if i else []
-                interface.append(nodes.literal("", change))
+                interface.append(nodes.literal("", change.replace(" ", NO_BREAK)))
         summary = "" if row.official else ours.summary
         why = " ".join(filter(None, [summary, row.why]))
         return [[here], there, interface, _spoken(why)]

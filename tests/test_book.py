@@ -547,6 +547,47 @@ def test_the_first_mention_of_a_term_leads_to_the_glossary(book: Path) -> None:
 
 
 @pytest.mark.browser
+def test_definitions_show_at_the_word(page: Any, site: str) -> None:
+    """By keyboard as well as by pointer; Escape takes them away."""
+    opened(page, site, "notebooks/04_kvcache")
+    tip = page.locator("#mg-tip")
+    for kind in ["a.term", "a.built"]:
+        link = page.locator(f"article {kind}").first
+        said = link.get_attribute("title")
+        link.focus()
+        assert tip.is_visible() and tip.inner_text() == said
+        box = tip.bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= 1280
+        page.keyboard.press("Escape")
+        assert tip.is_hidden()
+        link.hover()
+        assert tip.is_visible()
+        page.mouse.move(5, 5)
+        page.wait_for_function("document.querySelector('#mg-tip').hidden")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("motion", ["no-preference", "reduce"])
+def test_the_front_page_moves(page: Any, site: str, motion: str) -> None:
+    """Its widget plays by itself once, unless the reader asked for less motion."""
+    page.emulate_media(reduced_motion=motion)
+    opened(page, site, "book/index")
+    widget = page.locator(".mg-player")
+    widget.scroll_into_view_if_needed()
+    first = caption(widget)
+    if motion == "reduce":
+        page.wait_for_timeout(2500)
+        assert caption(widget) == first
+        return
+    page.wait_for_function(
+        "first => document.querySelector('.mg-player figcaption').innerText.trim() != first",
+        arg=first,
+    )
+    widget.locator(".mg-play").click()
+    assert widget.locator(".mg-play").inner_text().endswith("Play"), "the reader can stop it"
+
+
+@pytest.mark.browser
 def test_search_finds_class_names(page: Any, site: str) -> None:
     watch = Watch(page, site)
     for query, place in [
