@@ -7,9 +7,11 @@ It changes pages while they are built, never the notebooks:
 * a block quote that begins with a bold label ("**Difference from upstream.** …") becomes a box;
 * a picture of ours (:mod:`course.draw`) stands in the page itself instead of in an image file, so
   that it follows the reader's theme and its linked parts work;
-* pages load less: MathJax only where there is mathematics, no FontAwesome script (icons come from
-  the theme's font);
-* `picture NAME` is a directive for the Markdown pages that puts one of :data:`PICTURES` there.
+* a widget becomes a few lines of HTML with all its pictures (:mod:`course.players`);
+* names of the package lead to where they are built, terms to the glossary (:mod:`course.names`);
+* formulas are MathML, which needs no script;
+* pages load less: no FontAwesome script (icons come from the theme's font);
+* directives for the Markdown pages are in :mod:`course.pages`.
 """
 
 from __future__ import annotations
@@ -22,24 +24,17 @@ from typing import TYPE_CHECKING, Any
 from docutils import nodes
 from sphinx.transforms import SphinxTransform
 from sphinx.transforms.post_transforms import SphinxPostTransform
-from sphinx.util.docutils import SphinxDirective
+from sphinx.util import logging
 
-from course import draw, source
+from course import draw, launch, names, pages, players, source
+from course.names import anchor
+from course.pages import DIFFERENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from sphinx.application import Sphinx
 
 
-def anchor(path: str, name: str = "") -> str:
-    """The id on a chapter's page of the place where `name` of `path` is built.
-
-    >>> anchor("minisgl/core.py", "Req")
-    'minisgl-core-Req'
-    """
-    stem = path.removesuffix(".py").removesuffix("/__init__")
-    return re.sub(r"[^A-Za-z0-9_]+", "-", stem) + (f"-{name}" if name else "")
+_LOGGER = logging.getLogger(__name__)
 
 
 def _of_element(node: nodes.Node, name: str) -> bool:
@@ -56,16 +51,18 @@ class BuildCaptions(SphinxTransform):
         for cell in list(self.document.findall(lambda n: _of_element(n, "cell_code"))):
             assert isinstance(cell, nodes.Element)
             code = next(iter(cell.findall(nodes.literal_block)), None)
-            path = source.directive(code.astext()) if code is not None else None
-            if code is None or path is None:
+            if code is None:
+                continue
+            if launch.shown(code.astext()) != code.astext():
+                _set_text(code, launch.shown(code.astext()))
+            path = source.directive(code.astext())
+            if path is None:
                 continue
             rest = code.astext().lstrip().partition("\n")[2].lstrip("\n")
-            code.rawsource = rest
-            code.children = []
-            code += nodes.Text(rest)
+            _set_text(code, rest)
             cell["classes"].append("build-cell")
             caption = nodes.container(classes=["build-file"])
-            for name in source.parse(rest).names:
+            for name in ["", *source.parse(rest).names]:
                 target = anchor(path, name)
                 if target not in taken:  # the first cell that builds it, if several do
                     taken.add(target)
@@ -76,12 +73,19 @@ class BuildCaptions(SphinxTransform):
             code.parent.insert(index, caption)
 
 
+def _set_text(block: nodes.literal_block, text: str) -> None:
+    block.rawsource = text
+    block.children = []
+    block += nodes.Text(text)
+
+
 class LabeledBoxes(SphinxTransform):
     """Give a block quote that begins with a bold label the classes ``box`` and ``box-LABEL``."""
 
     default_priority = 401
 
     def apply(self, **_: Any) -> None:
+        taken: set[str] = set(self.document.ids)
         for quote in self.document.findall(nodes.block_quote):
             first = quote.children[0] if quote.children else None
             if not isinstance(first, nodes.paragraph) or not first.children:
@@ -91,6 +95,9 @@ class LabeledBoxes(SphinxTransform):
             if isinstance(label, nodes.strong):
                 slug = nodes.make_id(label.astext())
                 quote["classes"] += ["box", f"box-{slug}"]
+                if slug == DIFFERENCE and slug not in taken:
+                    taken.add(slug)
+                    quote["ids"].append(slug)
 
 
 class InlinePictures(SphinxPostTransform):
@@ -103,7 +110,8 @@ class InlinePictures(SphinxPostTransform):
         for image in list(self.document.findall(nodes.image)):
             svg = self._svg(str(image.get("uri", "")))
             if svg is not None:
-                image.replace_self(nodes.raw("", draw.framed(svg), format="html"))
+                framed = draw.framed(players.bare(svg))
+                image.replace_self(nodes.raw("", framed, format="html"))
 
     def _svg(self, uri: str) -> str | None:
         """The text of the picture at `uri` if it is one of ours."""
@@ -120,79 +128,29 @@ class InlinePictures(SphinxPostTransform):
         return text if text.startswith("<svg") and 'class="mg"' in text[:200] else None
 
 
-# -- pictures of the Markdown pages ---------------------------------------------------------------
-
-
-def engine_map() -> draw.Canvas:
-    """The parts of an engine, and the chapter that builds each."""
-    c = draw.Canvas(
-        456,
-        398,
-        title="The parts of the engine and the chapters that build them",
-        desc=(
-            "From top to bottom: the server with its tokenizer (part three, to come), the "
-            "scheduler (part two, to come), and the engine (chapter 06). Inside the engine: the "
-            "model (03) made of layers (02), attention (05), the KV cache with its page table "
-            "(04), and the sampler (06). Below, used by all: requests, batches, the context (01)."
-        ),
-    )
-    c.box(8, 8, 440, 42, kind="todo", text="server, tokenizer", sub="part three")
-    c.arrow(228, 50, 228, 64)
-    c.box(8, 64, 440, 42, kind="todo", text="scheduler", sub="part two")
-    c.arrow(228, 106, 228, 120, label="a batch")
-    c.box(8, 120, 440, 176, kind="plain")
-    c.text(20, 138, "engine/", weight="bold", mono=True)
-    c.text(436, 138, "chapter 06", anchor="end", muted=True)
-    c.box(20, 154, 206, 130, kind="cached")
-    c.text(32, 173, "models/", weight="bold", mono=True)
-    c.text(214, 173, "03", anchor="end", muted=True)
-    c.box(32, 192, 182, 80, kind="cached")
-    c.text(44, 211, "layers/", weight="bold", mono=True)
-    c.text(202, 211, "02", anchor="end", muted=True)
-    c.text(44, 234, "linear, norm, RoPE,")
-    c.text(44, 254, "embedding, LM head")
-    for y, name, what, chapter in [
-        (154, "attention/", "over scattered pages", "05"),
-        (199, "kvcache/", "pool and page table", "04"),
-        (244, "sampler", "logits to tokens", "06"),
-    ]:
-        c.box(238, y, 198, 40, kind="cached")
-        c.text(250, y + 12, name, weight="bold", mono=True, size=13)
-        c.text(424, y + 12, chapter, anchor="end", muted=True, size=13)
-        c.text(250, y + 29, what, size=13)
-    c.box(8, 308, 440, 42, kind="cached")
-    c.text(20, 329, "core.py", weight="bold", mono=True)
-    c.text(90, 329, "requests, batches, the context")
-    c.text(436, 329, "01", anchor="end", muted=True)
-    c.legend(8, 366, [("cached", "part one"), ("todo", "to come")])
-    return c
-
-
-PICTURES: dict[str, Callable[[], draw.Canvas]] = {"engine": engine_map}
-"""Name → drawing function, for the `picture` directive."""
-
-
-class Picture(SphinxDirective):
-    """``{picture} NAME`` in a Markdown page: one of :data:`PICTURES`, in place."""
-
-    required_arguments = 1
-
-    def run(self) -> list[nodes.Node]:
-        name = self.arguments[0]
-        if name not in PICTURES:
-            raise self.error(f"no picture {name!r}; there are {', '.join(PICTURES)}")
-        canvas = PICTURES[name]()
-        return [nodes.raw("", draw.framed(canvas.svg()), format="html")]
-
-
 # -- lighter and cleaner pages --------------------------------------------------------------------
 
 
-def _mathjax_where_needed(app: Sphinx) -> None:
-    """Load MathJax on pages that hold mathematics, not on all that have such pages below them."""
-    math: Any = app.env.get_domain("math")
-    pages = math.data["has_equations"]
-    math.has_equations = lambda page=None: pages.get(page, False) if page else any(pages.values())
+def mathml(latex: str, *, display: bool = False) -> str:
+    """A formula as MathML, which browsers draw by themselves; no script, no fonts of ours."""
+    from latex2mathml.converter import convert
+
+    text = str(convert(latex, display="block" if display else "inline"))
+    return re.sub(r"<mtext>.*?</mtext>", lambda m: m[0].replace(r"\_", "_"), text)
+
+
+def _visit_math(translator: Any, node: nodes.math | nodes.math_block) -> None:
+    """Write a formula; one that can't be read is a warning, and its source stands in the page."""
+    display = isinstance(node, nodes.math_block)
+    tag = "div" if display else "span"
+    latex = node.astext().strip()
+    try:
+        inside = mathml(latex, display=display)
+    except Exception as error:
+        _LOGGER.warning("a formula can't be read: %s (%s)", latex, error, location=node)
+        inside = translator.encode(latex)
+    translator.body.append(f'<{tag} class="math notranslate">{inside}</{tag}>')
+    raise nodes.SkipNode
 
 
 MENDED: tuple[tuple[re.Pattern[str], str], ...] = (
@@ -200,6 +158,11 @@ MENDED: tuple[tuple[re.Pattern[str], str], ...] = (
     # style sheet names. And it replaces the icons inside a widget's buttons by pictures, after
     # which these buttons throw.
     (re.compile(r"\s*<script[^>]*/fontawesome\.js[^>]*></script>"), ""),
+    # The logo and the search field belong to a landmark, too.
+    (
+        re.compile(r'(<div id="pst-primary-sidebar")'),
+        r'\1 role="complementary" aria-label="The book"',
+    ),
     # Names for screen readers that hide the text which is there to be read.
     (re.compile(r'<summary aria-label="Toggle hidden content">'), "<summary>"),
     (re.compile(r'(<button class="btn search-button-field[^>]*) aria-label="Search"'), r"\1"),
@@ -219,6 +182,37 @@ def _mend_pages(app: Sphinx, error: Exception | None) -> None:
             page.write_text(text, encoding="utf-8")
 
 
+# -- buttons that need a repository ---------------------------------------------------------------
+
+
+def _buttons(app: Sphinx, config: Any) -> None:
+    """Links to the repository, Binder and Colab: there once `repository: url` names one."""
+    options = config.html_theme_options
+    if options.get("repository_url"):
+        options["use_repository_button"] = options["use_issues_button"] = True
+    else:
+        for key in ("repository_url", "repository_branch", "launch_buttons"):
+            options.pop(key, None)
+
+
+def _add_local_launch(
+    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
+) -> None:
+    """Among the launch buttons, the way to JupyterLab on the reader's own machine."""
+    for button in context.get("header_buttons", ()):
+        if button.get("label") == "launch-buttons":
+            button["buttons"].insert(
+                0,
+                {
+                    "type": "link",
+                    "text": "JupyterLab",
+                    "tooltip": f"On your machine: make lab, then {Path(pagename).name}.ipynb",
+                    "icon": "fas fa-laptop",
+                    "url": context["pathto"]("book/setup"),
+                },
+            )
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Sphinx's hook."""
     # Jupyter Book always sets this one, also where its extension isn't loaded.
@@ -226,7 +220,16 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_transform(BuildCaptions)
     app.add_transform(LabeledBoxes)
     app.add_post_transform(InlinePictures)
-    app.add_directive("picture", Picture)
-    app.connect("builder-inited", _mathjax_where_needed)
+    pages.setup(app)
+    app.add_post_transform(players.Players)
+    app.add_post_transform(names.Links)
+    app.add_domain(names.Package)
+    app.add_css_file(players.STYLE_SHEET)
+    app.connect("config-inited", _buttons)
+    app.connect("html-page-context", _add_local_launch, priority=600)
+    app.add_html_math_renderer("mathml", (_visit_math, None), (_visit_math, None))
+    app.connect("builder-inited", players.write_style_sheet)
+    app.connect("builder-inited", names.load)
+    app.connect("env-updated", names.rewrite_if_moved)
     app.connect("build-finished", _mend_pages)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -6,6 +6,7 @@ import html
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,8 +18,14 @@ import pytest
 import yaml
 from browser import TIMEOUT_MS, Watch, chromium, served
 
+from course import launch, names, notebooks, official
+from course.names import anchor
+
 ROOT = Path(__file__).resolve().parent.parent
-SETTLE_MS = 300
+SETTLE_MS = 200
+AXE = ROOT / "tests" / "vendor" / "axe-core" / "axe.min.js"
+HEAVY = 3_000_000
+"""No page may load more bytes than this."""
 
 
 def pages() -> list[str]:
@@ -38,20 +45,30 @@ def stored_outputs(page: str, mime: str) -> list[dict[str, Any]]:
     return [o["data"] for o in outputs if mime in o.get("data", {})]
 
 
+WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 WIDGET_PAGES = [page for page in pages() if stored_outputs(page, WIDGET_VIEW)]
 
 
 @pytest.fixture(scope="session")
 def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The book, built from the working tree into a temporary folder; any warning is a failure."""
+    """The book, built from the working tree into a temporary folder; any warning is a failure.
+
+    BOOK_HTML names a folder where it is built already, while one works on these tests.
+    """
+    if ready := os.environ.get("BOOK_HTML"):
+        return Path(ready)
     out = tmp_path_factory.mktemp("book")
-    command = [Path(sys.executable).with_name("jupyter-book"), "build", ".", "-W", "--keep-going"]
-    env = {**os.environ, "PYTHONUTF8": "1"}
+    return built(ROOT, out, "-W", "--keep-going")
+
+
+def built(source: Path, out: Path, *options: str) -> Path:
+    """Build the book of a folder; returns where its pages are."""
+    command = [Path(sys.executable).with_name("jupyter-book"), "build", ".", *options]
     done = subprocess.run(
         [*command, "--path-output", out],
-        cwd=ROOT,
-        env=env,
+        cwd=source,
+        env={**os.environ, "PYTHONUTF8": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         encoding="utf-8",
@@ -93,7 +110,7 @@ def page(browser: Any) -> Iterator[Any]:
 
 @dataclass
 class Chapter:
-    """An open page with widgets, and what its embedded state says that they show."""
+    """An open page with widgets, and what its notebook's state says that they show."""
 
     name: str
     page: Any
@@ -110,17 +127,16 @@ class Chapter:
 def chapter(request: pytest.FixtureRequest, browser: Any, site: str) -> Iterator[Chapter]:
     page = new_page(browser)
     watch = opened(page, site, request.param)
-    yield Chapter(request.param, page, watch, expected_widgets(page))
+    yield Chapter(request.param, page, watch, expected_widgets(request.param))
     page.context.close()
 
 
 def opened(page: Any, site: str, name: str) -> Watch:
-    """Open a page and wait until its widgets, if it has any, are drawn."""
+    """Open a page and wait until its widgets, if it has any, can be used."""
     watch = Watch(page, site)
     page.goto(f"{site}{name}.html", wait_until="load")
-    views = page.locator(f'script[type="{WIDGET_VIEW}"]').count()
     page.wait_for_function(
-        "n => document.querySelectorAll('.mg-widget .mg-pic svg').length >= n", arg=views
+        "[...document.querySelectorAll('.mg-player')].every(p => p.dataset.ready)"
     )
     return watch
 
@@ -129,7 +145,7 @@ def opened(page: Any, site: str, name: str) -> Watch:
 
 
 class Shown:
-    """One widget, as the state embedded in the page describes it: captions by variant."""
+    """One widget, as the state in the notebook describes it: captions by variant."""
 
     def __init__(self, models: dict[str, Any], root: str) -> None:
         self.models = models
@@ -172,12 +188,11 @@ def _text(markup: str) -> str:
     return " ".join(html.unescape(re.sub(r"<[^>]+>", "", markup)).split())
 
 
-def expected_widgets(page: Any) -> list[Shown]:
-    state = json.loads(
-        page.locator('script[type="application/vnd.jupyter.widget-state+json"]').inner_text()
-    )["state"]
-    views = page.locator(f'script[type="{WIDGET_VIEW}"]').all_inner_texts()
-    return [Shown(state, json.loads(view)["model_id"]) for view in views]
+def expected_widgets(name: str) -> list[Shown]:
+    """What the notebook stores for each of its widgets, in order."""
+    notebook = json.loads((ROOT / f"{name}.ipynb").read_text(encoding="utf-8"))
+    state = notebook["metadata"]["widgets"][WIDGET_STATE]["state"]
+    return [Shown(state, o[WIDGET_VIEW]["model_id"]) for o in stored_outputs(name, WIDGET_VIEW)]
 
 
 def caption(widget: Any) -> str:
@@ -187,7 +202,6 @@ def caption(widget: Any) -> str:
 
 def wait_for_caption(widget: Any, text: str, what: str) -> None:
     """Wait until the widget shows the frame with this caption."""
-    handle = widget.element_handle()
     try:
         widget.page.wait_for_function(
             """([widget, text]) => {
@@ -196,8 +210,8 @@ def wait_for_caption(widget: Any, text: str, what: str) -> None:
                     && shown[0].textContent.split(/\\s+/).filter(Boolean).join(' ') == text
                     && widget.querySelector('.mg-pic svg').getBoundingClientRect().width > 50;
             }""",
-            arg=[handle, text],
-            timeout=30_000,
+            arg=[widget.element_handle(), text],
+            timeout=20_000,
         )
     except Exception:
         pytest.fail(f"{what}: expected {text!r}, shown {caption(widget)!r}")
@@ -206,12 +220,26 @@ def wait_for_caption(widget: Any, text: str, what: str) -> None:
 # -- pages ----------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="session")
+def figures() -> Iterator[list[str]]:
+    """What each page weighs and how fast it is, printed at the end (`pytest -s` shows it)."""
+    lines: list[str] = []
+    yield lines
+    print("\n    bytes    HTML  ready  page (ready: milliseconds until all of it works)")
+    print("\n".join(lines))
+
+
 @pytest.mark.browser
 @pytest.mark.parametrize("name", pages())
-def test_page(page: Any, site: str, name: str, tmp_path: Path) -> None:
-    """No other host, no error, no sideways scrolling, in both themes and down to a phone."""
+def test_page(page: Any, site: str, book: Path, name: str, figures: list[str]) -> None:
+    """No other host, no error, no barrier, no sideways scrolling, in both themes, on a phone."""
     watch = opened(page, site, name)
+    ready = page.evaluate("Math.round(performance.now())")
+    size = (book / f"{name}.html").stat().st_size
+    figures.append(f"{watch.weight:9,} {size:9,} {ready:6}  {name}")
+    assert watch.weight < HEAVY, f"{name} loads {watch.weight:,} bytes"
     assert page.locator("article h1").count() == 1
+    page.evaluate(AXE.read_text(encoding="utf-8"))
     for theme in ["light", "dark"]:
         page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
         for width in [1280, 375]:
@@ -219,9 +247,23 @@ def test_page(page: Any, site: str, name: str, tmp_path: Path) -> None:
             page.wait_for_timeout(SETTLE_MS)
             wide = page.evaluate("document.documentElement.scrollWidth")
             assert wide <= width, f"{name} is {wide} wide on a screen of {width}"
-            page.screenshot(path=tmp_path / f"{theme}-{width}.png")
+            found = barriers(page)
+            assert not found, f"{name}, {theme}, {width} wide:\n" + "\n".join(found)
     watch.check()
-    assert watch.weight < 6_000_000, f"{name} loads {watch.weight:,} bytes"
+
+
+def barriers(page: Any) -> list[str]:
+    """What axe-core finds on a page that is a serious or critical barrier for somebody."""
+    found = page.evaluate(
+        """async () => {
+            const result = await axe.run(document, { resultTypes: ["violations"] });
+            return result.violations
+                .filter(v => ["serious", "critical"].includes(v.impact))
+                .flatMap(v => v.nodes.slice(0, 5).map(
+                    n => `${v.id}: ${n.target.join(" ")} (${n.failureSummary})`));
+        }"""
+    )
+    return [str(line) for line in found]
 
 
 @pytest.mark.browser
@@ -257,15 +299,16 @@ def test_every_widget_shows_the_right_frame(chapter: Chapter) -> None:
             where = f"{chapter.name}, widget {number}, variant {index}"
             if len(shown.variants) > 1:
                 choose(widget, index)
-            slider = widget.locator(".mg-bar .noUi-handle:visible")
+            slider = widget.locator("input[type=range]")
             if slider.count():
-                assert slider.get_attribute("aria-label"), "a screen reader can name the slider"
                 slider.focus()
                 page.keyboard.press("Home")
             wait_for_caption(widget, captions[0], f"{where}, step 0")
             for step in range(1, len(captions)):
                 page.keyboard.press("ArrowRight")
                 wait_for_caption(widget, captions[step], f"{where}, step {step}")
+                said = " ".join(str(slider.get_attribute("aria-valuetext")).split())
+                assert said == f"{step} of {len(captions) - 1}: {captions[step]}"
             assert widget.locator(".mg-pic svg").get_attribute("aria-label")
         if len(shown.variants) > 1:
             choose(widget, 0)
@@ -274,7 +317,7 @@ def test_every_widget_shows_the_right_frame(chapter: Chapter) -> None:
 
 def choose(widget: Any, index: int) -> None:
     """Pick a variant, with a row of buttons or a list."""
-    buttons = widget.locator(".widget-toggle-button")
+    buttons = widget.locator(".mg-choice button")
     if buttons.count():
         buttons.nth(index).click()
     else:
@@ -290,31 +333,27 @@ def test_play_and_drag(chapter: Chapter) -> None:
         if len(captions) < 2:
             continue
         widget, where = chapter.widget(number), f"{chapter.name}, widget {number}"
-        play = widget.locator(".widget-play:visible button")
-        play.nth(1).click()
+        play, first = widget.locator(".mg-play"), widget.locator(".mg-first")
+        first.click()
         wait_for_caption(widget, captions[0], f"{where}, after First")
-        assert play_label(page, play.nth(0)).endswith("Play")
-        play.nth(0).click()
+        height = widget.bounding_box()["height"]
+        play.click()
+        assert play.inner_text() == "Pause"
         wait_for_caption(widget, captions[1], f"{where}, after Play")
-        if len(captions) > 2:
-            assert play_label(page, play.nth(0)) == "Pause"
-        play.nth(1).click()
+        first.click()
         wait_for_caption(widget, captions[0], f"{where}, after First")
-        handle = widget.locator(".mg-bar .noUi-handle:visible")
-        track = widget.locator(".mg-bar .noUi-target:visible").bounding_box()
-        start = handle.bounding_box()
-        page.mouse.move(start["x"] + start["width"] / 2, start["y"] + start["height"] / 2)
+        assert play.inner_text().endswith("Play")
+        track = widget.locator("input[type=range]").bounding_box()
+        middle = track["y"] + track["height"] / 2
+        page.mouse.move(track["x"] + 10, middle)
         page.mouse.down()
-        page.mouse.move(track["x"] + track["width"] + 30, start["y"] + 5, steps=4)
+        page.mouse.move(track["x"] + track["width"] + 30, middle, steps=4)
         page.mouse.up()
         wait_for_caption(widget, captions[-1], f"{where}, dragged to the end")
+        moved = widget.bounding_box()["height"]
+        first.click()
+        assert widget.bounding_box()["height"] == moved >= height, "the page does not jump"
     chapter.watch.check()
-
-
-def play_label(page: Any, button: Any) -> str:
-    """The word on a play button (its icon is hidden, so that no icon font is needed)."""
-    label = button.evaluate("b => getComputedStyle(b, '::after').content")
-    return str(label).strip('"')
 
 
 @pytest.mark.browser
@@ -323,12 +362,13 @@ def test_chapter_01_shows_the_worked_example(page: Any, site: str) -> None:
     """(cached, device, extend, remain) of the prompt of 6, prefix hit 2, 3 tokens to generate."""
     opened(page, site, "notebooks/01_core")
     widget = page.locator(".mg-widget").first
-    handle = widget.locator(".mg-bar .noUi-handle")
-    handle.scroll_into_view_if_needed()
-    handle.focus()
+    slider = widget.locator("input[type=range]")
+    slider.scroll_into_view_if_needed()
+    slider.focus()
     seen = []
+    expected = expected_widgets("notebooks/01_core")[0].variants[0]
     for step in range(4):
-        wait_for_caption(widget, expected_widgets(page)[0].variants[0][step], f"step {step}")
+        wait_for_caption(widget, expected[step], f"step {step}")
         picture = " ".join(widget.locator(".mg-pic svg text").all_text_contents())
         values = {}
         for field in ["cached_len", "device_len", "extend_len", "remain_len"]:
@@ -340,7 +380,7 @@ def test_chapter_01_shows_the_worked_example(page: Any, site: str) -> None:
         seen.append(tuple(values.values()))
         page.keyboard.press("ArrowRight")
     assert seen == [(2, 6, 4, 3), (6, 7, 1, 2), (7, 8, 1, 1), (8, 9, 1, 0)]
-    assert widget.locator(".mg-controls").is_hidden(), "no kernel here, so no live controls"
+    assert not widget.locator(".mg-controls").count(), "no kernel here, so no live controls"
     assert "JupyterLab" in widget.locator(".mg-note").inner_text()
 
 
@@ -387,6 +427,7 @@ def test_build_cells_name_their_file(book: Path) -> None:
         files = [m[1] for s in sources if (m := re.match(r"#\|\s*build\s+(\S+)", s))]
         text = (book / f"{name}.html").read_text(encoding="utf-8")
         shown = re.findall(r'<div class="build-file.*?<code[^>]*>(.*?)</code>', text, re.S)
+        assert all(f'id="{anchor(file)}"' in text for file in files), "each file has an anchor"
         assert [_text(s) for s in shown] == files
         for block in re.findall(r"<pre[^>]*>(.*?)</pre>", text, re.S):
             assert not _text(block).startswith("#| build"), "the directive is still in the code"
@@ -400,12 +441,15 @@ def test_quotes_with_a_bold_label_are_boxes(book: Path) -> None:
 
 
 def test_pages_do_not_load_what_they_do_not_need(book: Path) -> None:
-    """No FontAwesome script, no Thebe, and MathJax and the widget manager only where needed."""
+    """No FontAwesome script, no Thebe, no MathJax, and no ipywidgets."""
     for name in pages():
         text = (book / f"{name}.html").read_text(encoding="utf-8")
         assert "fontawesome.js" not in text and "THEBE" not in text
-        assert ("tex-chtml.js" in text) == ('class="math' in text), f"MathJax in {name}"
-        assert ("embed.js" in text) == (name in WIDGET_PAGES), f"the widget manager in {name}"
+        assert text.count("<math ") == text.count('class="math') and "MathJax" not in text
+        assert "embed.js" not in text and WIDGET_STATE not in text, f"ipywidgets in {name}"
+        assert "<style>" not in re.sub(r"<noscript>.*?</noscript>", "", text, flags=re.S), (
+            f"{name}: one style sheet serves all pictures"
+        )
 
 
 @pytest.mark.browser
@@ -419,3 +463,287 @@ def test_answers_unfold(page: Any, site: str) -> None:
     first.locator("summary").focus()
     page.keyboard.press("Enter")
     assert first.locator("p").first.is_visible()
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(not WIDGET_PAGES, reason="no chapter yet")
+def test_copied_code_is_the_code(browser: Any, site: str) -> None:
+    """The copy button of a build cell gives what belongs into the file, without the directive."""
+    page = new_page(browser)
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=site.rstrip("/"))
+    opened(page, site, "notebooks/01_core")
+    cell = next(c for c in notebooks.build_cells(ROOT, ["01_core"]) if "class Req" in c.text)
+    block = page.locator(".build-cell", has_text="class Req:")
+    block.hover()
+    block.locator(".cell_input .copybtn").click()
+    page.wait_for_function("navigator.clipboard.readText().then(text => text.length > 0)")
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied.strip() == cell.text.partition("\n")[2].strip()
+    page.context.close()
+
+
+# -- links and search -----------------------------------------------------------------------------
+
+
+def test_no_link_leads_nowhere(book: Path) -> None:
+    """Each link within the book has its page, and its anchor there."""
+    texts = {file: file.read_text(encoding="utf-8") for file in book.rglob("*.html")}
+    ids = {file: set(re.findall(r'\sid="([^"]+)"', text)) for file, text in texts.items()}
+    dead = []
+    for file, text in texts.items():
+        for link in re.findall(r'<a\s[^>]*?href="([^"]*)"', text):
+            path, _, target = html.unescape(link).partition("#")
+            if re.match(r"[a-z]+:|//", path) or (not path and not target):
+                continue
+            there = (file.parent / path.partition("?")[0]).resolve() if path else file
+            if not there.exists():
+                dead.append(f"{file.relative_to(book)}: no page {link}")
+            elif target and there in ids and target not in ids[there]:
+                dead.append(f"{file.relative_to(book)}: no anchor {link}")
+    assert not dead, "\n".join(sorted(set(dead)))
+
+
+def test_names_lead_to_where_they_are_built(book: Path) -> None:
+    """In all chapters, and each definition has its place."""
+    for item in names.definitions(ROOT):
+        text = (book / "notebooks" / f"{item.chapter}.html").read_text(encoding="utf-8")
+        assert f'id="{anchor(item.path, item.name)}"' in text, f"{item.path}: {item.name}"
+    text = (book / "notebooks" / "06_engine.html").read_text(encoding="utf-8")
+    link = re.compile(r'<a class="built[^"]*" href="([^"]+)"[^>]*><code[^>]*>(.*?)</code>')
+    shown = {_text(code): place for place, code in link.findall(text)}
+    assert shown["Engine"] == "#minisgl-engine-engine-Engine"
+    assert shown["Batch"] == "01_core.html#minisgl-core-Batch"
+    for heading in re.findall(r"<h[1-6][^>]*>.*?</h[1-6]>", text, re.S):
+        assert 'class="built' not in heading
+
+
+def test_only_clear_names_are_linked() -> None:
+    found = names.Names(names.definitions(ROOT))
+
+    def where(code: str, chapter: str = "") -> str:
+        target = found.find(code, chapter)
+        return target.anchor if target else ""
+
+    assert (
+        where("Req") == where("req.complete_one()") == where("complete_one") == "minisgl-core-Req"
+    )
+    assert where("minisgl.core.Req") == where("minisgl.core.Req.extend_len") == "minisgl-core-Req"
+    assert where("minisgl/core.py") == where("core.py") == where("minisgl.core") == "minisgl-core"
+    assert where("layers/") == where("minisgl/layers/") == "map-layers"
+    for unclear in ["base.py", "forward", "x", "config.json", "torch.cat", "forward_batch", "a b"]:
+        assert not where(unclear), unclear
+    assert where("forward_batch", "06_engine") == "minisgl-engine-engine-Engine"
+    assert where("forward_batch", "01_core") == "minisgl-core-Context"
+
+
+def test_the_first_mention_of_a_term_leads_to_the_glossary(book: Path) -> None:
+    terms = names.glossary(ROOT)
+    assert len(terms) > 50 and all(len(term.meaning) > 10 for term in terms)
+    text = (book / "notebooks" / "04_kvcache.html").read_text(encoding="utf-8")
+    found = re.findall(
+        r'<a class="term[^"]*" href="\.\./book/glossary\.html#([\w-]+)" title="', text
+    )
+    assert len(found) > 5 and len(found) == len(set(found)), "each term once"
+
+
+@pytest.mark.browser
+def test_definitions_show_at_the_word(page: Any, site: str) -> None:
+    """By keyboard as well as by pointer; Escape takes them away."""
+    opened(page, site, "notebooks/04_kvcache")
+    tip = page.locator("#mg-tip")
+    for kind in ["a.term", "a.built"]:
+        link = page.locator(f"article {kind}").first
+        said = link.get_attribute("title")
+        link.focus()
+        assert tip.is_visible() and tip.inner_text() == said
+        box = tip.bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= 1280
+        page.keyboard.press("Escape")
+        assert tip.is_hidden()
+        link.hover()
+        assert tip.is_visible()
+        page.mouse.move(5, 5)
+        page.wait_for_function("document.querySelector('#mg-tip').hidden")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("motion", ["no-preference", "reduce"])
+def test_the_front_page_moves(page: Any, site: str, motion: str) -> None:
+    """Its widget plays by itself once, unless the reader asked for less motion."""
+    page.emulate_media(reduced_motion=motion)
+    opened(page, site, "book/index")
+    widget = page.locator(".mg-player")
+    widget.scroll_into_view_if_needed()
+    first = caption(widget)
+    if motion == "reduce":
+        page.wait_for_timeout(2500)
+        assert caption(widget) == first
+        return
+    page.wait_for_function(
+        "first => document.querySelector('.mg-player figcaption').innerText.trim() != first",
+        arg=first,
+    )
+    widget.locator(".mg-play").click()
+    assert widget.locator(".mg-play").inner_text().endswith("Play"), "the reader can stop it"
+
+
+@pytest.mark.browser
+def test_search_finds_class_names(page: Any, site: str) -> None:
+    watch = Watch(page, site)
+    for query, place in [
+        ("CacheManager", "04_kvcache.html#minisgl-scheduler-cache-CacheManager"),
+        ("allocate_paged", "04_kvcache.html#minisgl-scheduler-cache-PageAllocator"),
+    ]:
+        page.goto(f"{site}search.html?q={query}")
+        page.wait_for_selector(f'#search-results a[href*="{place}"]', timeout=TIMEOUT_MS)
+    watch.check()
+
+
+# -- the map to the official code -----------------------------------------------------------------
+
+
+def test_the_map_is_complete(book: Path) -> None:
+    """Each definition is there, with a counterpart or a reason, and so is each official one."""
+    found = official.Map(ROOT)
+    assert not found.faults(), "\n".join(found.faults())
+    text = (book / "book" / "official_map.html").read_text(encoding="utf-8")
+    for row in found.rows():
+        assert f"#{anchor(row.ours.path, row.ours.name)}" in text, row.ours.name
+        if row.official:
+            assert found.url(row.official).replace("&", "&amp;") in text, row.ours.name
+
+
+def test_the_map_sees_other_interfaces() -> None:
+    """Parameters and members that only one side has are found."""
+    found = {row.ours.name: row for row in official.Map(ROOT).rows()}
+    assert found["load_weight"].interface == ("+ buffer",)
+    assert "+ device" in found["EngineConfig"].interface
+    assert "− use_pynccl" in found["EngineConfig"].interface
+    assert found["Batch"].interface == ()
+    assert all(row.why for row in found.values() if row.interface)
+
+
+# -- paper, and no script -------------------------------------------------------------------------
+
+
+@pytest.mark.browser
+def test_on_paper(page: Any, site: str) -> None:
+    """Answers are open, widgets show a picture and no controls, and nothing is cut off."""
+    opened(page, site, "notebooks/01_core")
+    page.emulate_media(media="print")
+    page.set_viewport_size({"width": 720, "height": 1000})
+    for details in page.locator("article details").all():
+        inside = details.locator(":scope > :not(summary)").first
+        assert inside.evaluate("e => e.getBoundingClientRect().height") > 0, "an answer is folded"
+    for hidden in [".bd-sidebar-primary", ".mg-bar", ".copybtn", ".prev-next-area", ".mg-note"]:
+        assert not page.locator(hidden).locator("visible=true").count(), hidden
+    assert page.locator(".mg-widget .mg-pic svg").first.is_visible()
+    wide = page.evaluate(
+        """[...document.querySelectorAll("article pre, article table, .mg-pic")]
+            .filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.outerHTML.slice(0, 200))"""
+    )
+    assert not wide, f"cut off on paper: {wide}"
+
+
+@pytest.mark.browser
+def test_without_a_script(browser: Any, site: str) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(f"{site}notebooks/01_core.html")
+    expected = expected_widgets("notebooks/01_core")
+    for number, shown in enumerate(expected):
+        widget = page.locator(".mg-widget").nth(number)
+        assert widget.locator(".mg-pic svg").is_visible()
+        assert caption(widget) == shown.variants[0][0]
+        assert not widget.locator("button").locator("visible=true").count()
+    page.locator("article details summary").first.click()
+    assert page.locator("article details p").first.is_visible()
+    context.close()
+
+
+# -- launching ------------------------------------------------------------------------------------
+
+
+def test_first_cells_fit_the_configuration() -> None:
+    """`python -m course.launch` was run since the repository's address changed."""
+    wanted = launch.first_cell(launch.repository(ROOT))
+    for chapter in notebooks.chapters(ROOT):
+        cells = notebooks.read(ROOT, chapter).cells
+        assert next(c.source for c in cells if c.cell_type == "code") == wanted, chapter
+
+
+def test_only_what_is_missing_is_installed() -> None:
+    assert launch.fits("5.24.1", ">=5.24,<6") and not launch.fits("6.0", ">=5.24,<6")
+    assert launch.fits("8.1.9", ">=8.1.9,<9") and not launch.fits("7.7.1", ">=8.1.9,<9")
+    text = (ROOT / "requirements.txt").read_text(encoding="utf-8")
+    assert launch.missing(text) == [], "all of it is installed here"
+    assert launch.missing("gguf>=900  # too new\ntorch==99\nruff>=900\n-e .") == ["gguf>=900"]
+    named = {re.split(r"[<>=]", line)[0] for line in text.splitlines()}
+    assert set(launch.NEEDED) <= named, "requirements.txt says which versions"
+
+
+def test_launch_buttons_and_foreign_widgets(tmp_path: Path) -> None:
+    """With an address there are launch buttons; an unknown widget is left to ipywidgets."""
+    address = "https://github.com/someone/course"
+    config = (ROOT / "_config.yml").read_text(encoding="utf-8")
+    (tmp_path / "_config.yml").write_text(
+        config.replace('url: ""', f'url: "{address}"'), encoding="utf-8"
+    )
+    (tmp_path / "_toc.yml").write_text(
+        "format: jb-book\nroot: book/index\nchapters:\n  - file: notebooks/01_foreign\n",
+        encoding="utf-8",
+    )
+    shutil.copytree(ROOT / "book", tmp_path / "book")
+    (tmp_path / "book" / "index.md").write_text("# Home\n", encoding="utf-8")
+    (tmp_path / "notebooks").mkdir()
+    notebook = {
+        "nbformat": 4,
+        "nbformat_minor": 5,
+        "metadata": {
+            "kernelspec": {"name": "python3", "display_name": "Python 3"},
+            "widgets": {WIDGET_STATE: {"version_major": 2, "version_minor": 0, "state": FOREIGN}},
+        },
+        "cells": [
+            {"cell_type": "markdown", "id": "a", "metadata": {}, "source": "# Foreign"},
+            {
+                "cell_type": "code",
+                "id": "b",
+                "metadata": {},
+                "execution_count": 1,
+                "source": launch.first_cell(address),
+                "outputs": [
+                    {
+                        "output_type": "display_data",
+                        "metadata": {},
+                        "data": {WIDGET_VIEW: {"model_id": "f" * 32, "version_major": 2}},
+                    }
+                ],
+            },
+        ],
+    }
+    path = tmp_path / "notebooks" / "01_foreign.ipynb"
+    path.write_text(json.dumps(notebook), encoding="utf-8")
+    built(tmp_path, tmp_path / "out", "-q")
+    text = (tmp_path / "out/_build/html/notebooks/01_foreign.html").read_text(encoding="utf-8")
+    assert "mybinder.org/v2/gh/someone/course/main?urlpath=lab/tree/notebooks/01_" in text
+    assert "colab.research.google.com/github/someone/course/blob/main/notebooks/01_" in text
+    assert "JupyterLab" in text and f'href="{address}"' in text
+    assert "git clone" not in text and "load_ext" in text, "the page shows what a reader must know"
+    assert "embed.js" in text and WIDGET_STATE in text
+
+
+def test_no_launch_buttons_without_an_address(book: Path) -> None:
+    if not launch.repository(ROOT):
+        text = (book / "notebooks" / "01_core.html").read_text(encoding="utf-8")
+        assert "mybinder" not in text and "colab" not in text and "fa-rocket" not in text
+
+
+FOREIGN = {
+    "f" * 32: {
+        "model_name": "IntProgressModel",
+        "model_module": "@jupyter-widgets/controls",
+        "model_module_version": "2.0.0",
+        "state": {"value": 3},
+    }
+}
+"""The state of a widget that `course.players` does not know."""
