@@ -38,23 +38,24 @@ from course.source import (
 )
 
 ROOT_VARIABLE = "MINISGL_ROOT"
-MARKERS = ("_toc.yml", ".minisgl-root")
+WORKBOOK_MARKER = ".minisgl-root"
 
 
 def find_root() -> Path:
     """The folder that holds (or will hold) `minisgl/`.
 
-    The environment variable MINISGL_ROOT if it is set, else the nearest folder from the current
-    one upwards that has a `_toc.yml` or a `.minisgl-root` file, else the folder of `course/`.
+    The nearest folder from the current one upwards that has a `.minisgl-root` file (workbooks) or
+    a `_toc.yml` (the book), else the folder of `course/`. The environment variable MINISGL_ROOT
+    overrides all but workbooks, whose stubs must never land in a package that is complete.
     """
     named = os.environ.get(ROOT_VARIABLE)
-    if named:
-        return Path(named).resolve()
     here = Path.cwd().resolve()
     for folder in (here, *here.parents):
-        if any((folder / marker).is_file() for marker in MARKERS):
+        if (folder / WORKBOOK_MARKER).is_file():
             return folder
-    return Path(__file__).resolve().parent.parent
+        if (folder / "_toc.yml").is_file():
+            return Path(named).resolve() if named else folder
+    return Path(named).resolve() if named else Path(__file__).resolve().parent.parent
 
 
 class RootFinder:
@@ -344,7 +345,10 @@ def transform(lines: list[str]) -> list[str]:
 def run_cell(cell: str) -> None:
     """Build a cell in the running notebook: print the report, bind the names."""
     __tracebackhide__ = True
+    from course.workbook import prepare
+
     shell = _shell()
+    cell, note = prepare(builder().root, cell)
     try:
         report, names = builder().run(cell)
     except SyntaxError:
@@ -353,7 +357,7 @@ def run_cell(cell: str) -> None:
         _show_from_cell(shell, error)
         raise
     shell.user_ns.update(names)
-    print(report)
+    print(f"{report}\n{note}" if note else report)
 
 
 def _shell() -> Any:
@@ -395,6 +399,13 @@ def load(shell: Any) -> None:
                 f"{PACKAGE} is already imported from elsewhere; restart the kernel and run "
                 "`%load_ext course` first."
             )
+    if (root / WORKBOOK_MARKER).is_file():
+        from course.workbook import guard
+
+        os.environ["PYTHONPATH"] = os.pathsep.join(  # what a cell starts finds the same package
+            [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
+        guard(shell)
     transformers = shell.input_transformers_cleanup
     if transform not in transformers:
         transformers.append(transform)
