@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from course.checkpoints import model, tiny
     from course.exercises import check, judge, run_checks
-    from course.workbook import catch_up, progress, reveal
+    from course.reference import catch_up, reveal
+    from course.status import progress
 
 __all__ = [
     "catch_up",
@@ -31,9 +32,9 @@ _HOMES = {
     "check": "course.exercises",
     "judge": "course.exercises",
     "run_checks": "course.exercises",
-    "catch_up": "course.workbook",
-    "progress": "course.workbook",
-    "reveal": "course.workbook",
+    "catch_up": "course.reference",
+    "progress": "course.status",
+    "reveal": "course.reference",
 }
 
 

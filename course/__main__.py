@@ -116,13 +116,13 @@ def _workbook(root: Path, options: argparse.Namespace) -> int:
 
 
 def _status(root: Path, options: argparse.Namespace) -> int:
-    from course import judging, workbook
+    from course import status, workbook
 
     root = workbook.reference_root()
     folder = (options.folder or root / "workbooks").resolve()
     if not workbook.is_workbook(folder):
         raise notebooks.CourseError(f"{folder} holds no workbooks; `python -m course workbook`")
-    for line in judging.status_lines(root, folder, run=not options.quick):
+    for line in status.status_lines(root, folder, run=not options.quick):
         print(line, flush=True)
     return 0
 

@@ -345,7 +345,7 @@ def transform(lines: list[str]) -> list[str]:
 def run_cell(cell: str) -> None:
     """Build a cell in the running notebook: print the report, bind the names."""
     __tracebackhide__ = True
-    from course.workbook import prepare
+    from course.guard import prepare
 
     shell = _shell()
     cell, note = prepare(builder().root, cell)
@@ -400,7 +400,7 @@ def load(shell: Any) -> None:
                 "`%load_ext course` first."
             )
     if (root / WORKBOOK_MARKER).is_file():
-        from course.workbook import guard
+        from course.guard import guard
 
         os.environ["PYTHONPATH"] = os.pathsep.join(  # what a cell starts finds the same package
             [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -88,9 +88,9 @@ def check(name: str) -> None:
     `name` is a definition or a method, `Req` or `Req.complete_one`. The checks are those of the
     book, in a process of their own, on what is in your `minisgl` now.
     """
-    from course import judging
+    from course import status
 
-    for line in judging.check(name):
+    for line in status.check_lines(name):
         print(line)
 
 
@@ -132,16 +132,11 @@ def _needed(text: str) -> str:
 
 def _unwritten(error: BaseException, called: list[str]) -> str | None:
     """What is missing, if an error comes from something that is not built or not written."""
+    from course import guard
+
     if called:
         return called[0]
-    if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith(PACKAGE):
-        return error.name
-    if _workbooks() is not None:
-        from course import workbook
-
-        if workbook._guard is not None:
-            return workbook._guard.cause(error)
-    return None
+    return guard.unwritten.cause(error) if guard.unwritten is not None else None
 
 
 @contextmanager
@@ -326,7 +321,7 @@ def read_record(folder: Path) -> dict[str, dict[str, str]]:
 
 def record(folder: Path, verdicts: list[Verdict]) -> None:
     """Keep the verdicts for the progress view, under the chapter that has these checks."""
-    from course.workbook import chapter_of_checks
+    from course.status import chapter_of_checks
 
     chapter = chapter_of_checks([v.name for v in verdicts])
     if chapter is None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from course import notebooks, stubs
 from course.exercises import RIGHT, Verdict
-from course.judging import Job, program, run_jobs
+from course.judging import Job, Judge, program
 from course.notebooks import CourseError
 
 
@@ -103,17 +103,15 @@ def outcomes(root: Path, chapter: str, chosen: list[Change] | None = None) -> It
     table = changes(root, chapter) if chosen is None else chosen
     texts = notebooks.package_texts(notebooks.build_cells(root))
     texts[""] = program(root, chapter).text
-    jobs = []
-    for number, change in enumerate(table):
-        changed = apply(texts[change.path], change)
-        checks = (change.caught_by,) if change.caught_by else ()
-        if change.path:
-            jobs.append(Job(str(number), str(root), checks, {change.path: changed}))
-        else:
-            jobs.append(Job(str(number), str(root), checks, text=changed))
-    if jobs:
-        for change, result in zip(table, run_jobs(root, chapter, jobs), strict=True):
-            yield Outcome(change, result.verdicts)
+    with Judge(root, chapter) as judge:
+        for change in table:
+            changed = apply(texts[change.path], change)
+            checks = (change.caught_by,) if change.caught_by else ()
+            if change.path:
+                job = Job(str(root), checks, {change.path: changed})
+            else:
+                job = Job(str(root), checks, text=changed)
+            yield Outcome(change, judge.run(job).verdicts)
 
 
 def table(root: Path, names: list[str]) -> Iterator[tuple[str, bool]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from course import exercises, judging, mutations, notebooks, stubs, workbook
+from course import exercises, guard, mutations, notebooks, reference, status, stubs, workbook
 from course.__main__ import main
 from course.builder import find_root
 from course.exercises import OPEN, RIGHT, WRONG
@@ -220,43 +220,43 @@ def test_a_stub_never_replaces_what_is_written(mine):
     cell = next(c for c in CELLS if c.path == "minisgl/core.py" and "class Req:" in c.text)
     stub, _ = stubs.stub(cell.text)
     (mine / "minisgl/core.py").write_text(stub.split("\n", 1)[1], encoding="utf-8")
-    assert workbook.prepare(mine, stub) == (stub, "")
+    assert guard.prepare(mine, stub) == (stub, "")
     own = stub.replace('raise NotImplementedError("not written yet: Req.extend_len")', "return 1")
     (mine / "minisgl/core.py").write_text(own.split("\n", 1)[1], encoding="utf-8")
-    merged, note = workbook.prepare(mine, stub)
+    merged, note = guard.prepare(mine, stub)
     assert "Req.extend_len" in note and merged == own
-    assert workbook.prepare(mine, own) == (own, "")
-    assert workbook.prepare(ROOT, stub) == (stub, ""), "the book's own package is built as ever"
+    assert guard.prepare(mine, own) == (own, "")
+    assert guard.prepare(ROOT, stub) == (stub, ""), "the book's own package is built as ever"
 
 
 def test_catch_up_writes_the_chapters_before_and_keeps_what_is_written(mine, capsys):
-    taken = workbook.catch_up(2)
+    taken = reference.catch_up(2)
     built = notebooks.package_texts(notebooks.build_cells(ROOT, CHAPTERS[:2]))
     for path, text in built.items():
         assert (mine / path).read_text(encoding="utf-8") == text
-    assert "Req" in taken and not workbook.catch_up("02")
+    assert "Req" in taken and not reference.catch_up("02")
     core = mine / "minisgl/core.py"
     stub, _ = stubs.stub(built["minisgl/core.py"])
     stub = stub.replace('raise NotImplementedError("not written yet: Req.extend_len")', "return 7")
     core.write_text(stub, encoding="utf-8")
-    assert "Req.remain_len" in workbook.catch_up(2)
+    assert "Req.remain_len" in reference.catch_up(2)
     text = core.read_text(encoding="utf-8")
     assert "return 7" in text and stubs.MARK not in text
     assert text.replace("return 7", "") != built["minisgl/core.py"]
-    workbook.catch_up(2, overwrite=True)
+    reference.catch_up(2, overwrite=True)
     assert core.read_text(encoding="utf-8") == built["minisgl/core.py"]
     with pytest.raises(notebooks.CourseError, match="no chapter 99"):
-        workbook.catch_up(99)
+        reference.catch_up(99)
 
 
 def test_reveal_shows_the_reference_and_is_never_vague(mine):
-    shown = repr(workbook.reveal("Req.complete_one"))
+    shown = repr(reference.reveal("Req.complete_one"))
     assert "# minisgl/core.py" in shown and "self.device_len += 1" in shown
-    assert repr(workbook.reveal("minisgl.core.Batch")).count("def ") > 4
+    assert repr(reference.reveal("minisgl.core.Batch")).count("def ") > 4
     with pytest.raises(notebooks.CourseError, match=r"did you mean core\.Req\.complete_one"):
-        workbook.reveal("complete_one")
+        reference.reveal("complete_one")
     with pytest.raises(notebooks.CourseError, match="several files"):
-        workbook.reveal("logger")
+        reference.reveal("logger")
 
 
 def test_reveal_inserts_a_cell_that_keeps_the_readers_methods(mine):
@@ -264,7 +264,7 @@ def test_reveal_inserts_a_cell_that_keeps_the_readers_methods(mine):
     stub, _ = stubs.stub(text)
     own = stub.replace('raise NotImplementedError("not written yet: Req.extend_len")', "return 7")
     (mine / "minisgl/core.py").write_text(own, encoding="utf-8")
-    cell = workbook._build_cell_for(ROOT, "Req.complete_one")
+    cell = reference._build_cell_for(ROOT, "Req.complete_one")
     assert cell.startswith("#| build minisgl/core.py\n") and "return 7" in cell
     assert "self.device_len += 1" in cell and "not written yet: Req.remain_len" in cell
     compile(cell, "cell", "exec")
@@ -373,7 +373,7 @@ def test_in_a_workbook_checks_are_judged_and_none_raises(mine, capsys):
     assert out.strip().endswith("1 right, 1 wrong")
     record = json.loads((mine / ".progress.json").read_text(encoding="utf-8"))
     assert record == {"01_core": {"check_batch": WRONG, "check_worked_example": RIGHT}}
-    lines = list(judging.status_lines(ROOT, mine, run=False))
+    lines = list(status.status_lines(ROOT, mine, run=False))
     assert any(line.startswith("01_core") and " 0/" in line for line in lines)
     assert any("wrong: check_batch" in line for line in lines)
 
