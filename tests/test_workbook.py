@@ -400,7 +400,19 @@ def test_check_runs_what_uses_a_definition_on_the_readers_package(mine, capsys):
     assert "01_core" in out and "wrong: check_worked_example" in out
 
 
-@pytest.mark.parametrize("chapter", TABLES)
+LONG = [  # chapter 01's table is run always; the others take some minutes in all
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(
+        not (os.environ.get("CI") or os.environ.get("MINISGL_SLOW")),
+        reason="a minute or two; CI runs it, and so does `python -m course mutations`",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    "chapter", [t if t == "01_core" else pytest.param(t, marks=LONG) for t in TABLES]
+)
 def test_the_checks_catch_wrong_solutions_and_pass_right_ones(chapter):
     table = mutations.changes(ROOT, chapter)
     assert sum(not change.is_right for change in table) >= 10
