@@ -137,7 +137,7 @@ class Builder:
                     vars(module).clear()
                     vars(module).update(before)
                     raise
-                stale = _stale(module, before, changed)
+                stale = _pass_on(module, before, changed)
             _finish_package(module, target)
         self._loaded.setdefault(name, {}).update({p.names: p.text for p in new.pieces})
         given = {item.bound for item in new.imports if item.module != "__future__"}
@@ -292,25 +292,32 @@ def _execute(
     _run(nodes, vars(module), filename, merged)
 
 
-def _stale(module: ModuleType, before: dict[str, Any], pieces: list[Piece]) -> list[str]:
-    """A line for each other module that still holds the object a redefinition replaced."""
+def _pass_on(module: ModuleType, before: dict[str, Any], pieces: list[Piece]) -> list[str]:
+    """Give a redefinition to all that hold the object it replaces; a line for each that can't.
+
+    Names in the package and in the notebook are bound anew, and classes get the new base. Objects
+    that exist already stay what they are.
+    """
     lines = []
     for name in (name for piece in pieces for name in piece.names):
-        old = before.get(name)
-        if old is None or not callable(old) or old is vars(module).get(name):
+        old: Any = before.get(name)
+        new: Any = vars(module).get(name)
+        if old is None or not callable(old) or old is new:
             continue
-        holders = [
-            other
-            for other, loaded in sorted(sys.modules.items())
-            if other.split(".")[0] == PACKAGE
-            and loaded is not module
-            and any(value is old for value in vars(loaded).values())
-        ]
-        if holders:
-            lines.append(
-                f"{', '.join(holders)} still uses the previous {name}: "
-                "restart the kernel to mend it"
-            )
+        for other, loaded in sorted(sys.modules.items()):
+            if other.split(".")[0] not in {PACKAGE, "__main__"}:
+                continue
+            for key, value in list(vars(loaded).items()):
+                if value is old:
+                    setattr(loaded, key, new)
+                elif isinstance(value, type) and old in value.__bases__:
+                    try:
+                        value.__bases__ = tuple(new if b is old else b for b in value.__bases__)
+                    except TypeError:
+                        lines.append(
+                            f"{other}.{key} still derives from the previous {name}: "
+                            "restart the kernel to mend it"
+                        )
     return lines
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from course import stubs
 from course.reference import Written, to_write
 from course.source import PACKAGE, directive, parse
-from course.workbook import dotted, is_workbook, reference_root
+from course.workbook import dotted, is_workbook, reference_root, running_chapter
 
 
 def prepare(root: Path, cell: str) -> tuple[str, str]:
@@ -77,9 +77,12 @@ unwritten: Unwritten | None = None  # of this process, where it runs a reader's 
 
 @functools.cache
 def _homes() -> dict[str, Written]:
-    """Where the book writes each name."""
+    """Where the book writes each name: in the running chapter, else in a file, else in a cell."""
     homes: dict[str, Written] = {}
-    for item in to_write(reference_root()):
+    running = running_chapter()
+    for item in sorted(
+        to_write(reference_root()), key=lambda w: (w.chapter != running, not w.path)
+    ):
         homes.setdefault(item.name, item)
         homes.setdefault(item.name.split(".")[0], item)
         homes.setdefault(dotted(item.path) if item.path else item.name, item)

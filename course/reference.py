@@ -16,7 +16,7 @@ from course import notebooks, stubs
 from course.builder import find_root
 from course.notebooks import BuildCell, CourseError
 from course.source import PACKAGE, Piece, Source, directive, emit, merge, parse, write_whole
-from course.workbook import dotted, is_workbook, reference_root, stubbed
+from course.workbook import dotted, is_workbook, reference_root, running_chapter, stubbed
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,9 @@ def find_written(root: Path, name: str) -> list[Written]:
             found.append(item)
     if not found:
         raise CourseError(f"no workbook leaves {name} to you; names are such as Req.complete_one")
+    if len({item.path for item in found}) > 1:  # step zero's functions are in the way only there
+        here = [item for item in found if item.chapter == running_chapter()]
+        found = here or [item for item in found if item.path]
     if len({item.path for item in found}) > 1:
         places = sorted({f"{dotted(i.path).removeprefix(PACKAGE + '.')}.{i.name}" for i in found})
         raise CourseError(f"{name} is in several files; say which: {', '.join(places)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
 import tempfile
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from course.exercises import OPEN, RIGHT, WRONG, read_record
 from course.judging import Job, Judge
 from course.reference import find_written, to_write
 from course.source import PACKAGE, directive
-from course.workbook import BY_HAND, read_or_none, reference_root
+from course.workbook import BY_HAND, read_or_none, reference_root, running_chapter
 
 
 def check_lines(name: str) -> Iterator[str]:
@@ -67,7 +66,7 @@ def checks_by_chapter() -> dict[str, tuple[str, ...]]:
 def chapter_of_checks(names: list[str]) -> str | None:
     """The chapter that defines these checks: the running notebook if it does, else the first."""
     homes = [c for c, checks in checks_by_chapter().items() if set(names) <= set(checks)]
-    running = Path(os.environ.get("JPY_SESSION_NAME", "")).stem
+    running = running_chapter()
     return running if running in homes else next(iter(homes), None)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -94,15 +95,16 @@ def stub(
 ) -> tuple[str, list[str]]:
     """The text with a stub for each function that `choose` accepts, and the names of those.
 
-    `hints` holds hints by name; the others get one that is worked out from the body.
+    A hint is worked out from the body; `hints` holds more of them by name, which come first.
     """
     lines = text.split("\n")
-    imported = _imported(text)
     stubbed = []
     for part in reversed(parts(text)):
         if not (is_open(part.node) and choose(part.name)):
             continue
-        hint = (hints or {}).get(part.name) or _hint(part.node, imported)
+        own = (hints or {}).get(part.name)
+        hint = [f"Hint: {own}"] if own else []
+        hint.append(("" if own else "Hint: ") + _hint(part.node))
         first = part.node.body[0]
         indent = " " * (first.col_offset if first.lineno > part.node.lineno else 4)
         end = _header_end(part.node, lines)
@@ -112,7 +114,7 @@ def stub(
         if ast.get_docstring(part.node, clean=False) is not None:
             end = first.end_lineno or first.lineno
         raising = f'{indent}raise NotImplementedError("{MARK}{part.name}")'
-        lines[end : part.last] = [f"{indent}# {hint}", raising]
+        lines[end : part.last] = [*_comments(hint, indent), raising]
         stubbed.append(part.name)
     return "\n".join(lines), stubbed[::-1]
 
@@ -129,53 +131,78 @@ def _header_end(node: Function, lines: list[str]) -> int:
     return line
 
 
-def _imported(text: str) -> set[str]:
-    """The names that are bound by imports anywhere in the text."""
-    return {
-        (alias.asname or alias.name).split(".")[0]
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for alias in node.names
-    }
+def _comments(texts: list[str], indent: str) -> list[str]:
+    """Each text as a comment of at most three lines."""
+    return [
+        line
+        for text in texts
+        for line in textwrap.wrap(
+            text,
+            WIDTH,
+            initial_indent=f"{indent}# ",
+            subsequent_indent=f"{indent}#     ",
+            break_long_words=False,
+            max_lines=3,
+            placeholder=" …",
+        )
+    ]
 
 
-def _hint(node: Function, imported: set[str]) -> str:
-    """One line about the body: how long it is, what it raises, what it calls."""
+def _hint(node: Function) -> str:
+    """What can be said of a body: how long it is, what it raises, what it sets and calls."""
     body = work(node)
     count = (body[-1].end_lineno or 0) - body[0].lineno + 1
-    bound = {name.arg for name in ast.walk(node) if isinstance(name, ast.arg)}
-    bound |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and _stores(n)}
-    bound |= {n.name for n in ast.walk(node) if isinstance(n, Function) and n is not node}
-    raises: dict[str, None] = {}
-    uses: dict[str, None] = {}
-    skipped: set[int] = set()
-    for statement in body:
-        for inner in ast.walk(statement):
-            if isinstance(inner, ast.Raise) and isinstance(inner.exc, ast.Call):
-                raises[ast.unparse(inner.exc.func)] = None
-                skipped.add(id(inner.exc.func))
-            elif isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name):
-                if inner.value.id in bound:
-                    continue
-                skipped.add(id(inner.value))
-                uses[ast.unparse(inner)] = None
-            elif isinstance(inner, ast.Name) and id(inner) not in skipped:
-                is_known = inner.id in bound or hasattr(builtins, inner.id)
-                uses |= {} if is_known else {inner.id: None}
-    said = f"{count} line{'s' if count > 1 else ''}"
-    if raises:
-        said += f", raises {' and '.join(sorted(raises))}"
+    said = [f"{count} line{'s' if count > 1 else ''}"]
+    raised = _raises(body)
+    if raised:
+        said.append(f"raises {', '.join(raised)}")
     if node.name in {"__init__", "__post_init__"}:
         own = {ast.unparse(n): None for n in ast.walk(node) if _is_new_field(n)}
-        said += f", sets {', '.join(sorted(own))}" if own else ""
-    kept: list[str] = []
-    for name in uses:
-        if len(f"{said}; uses {', '.join([*kept, name])}") > WIDTH - 22:
-            kept.append("…")
-            break
-        kept.append(name)
-    hint = f"Hint: {said}; uses {', '.join(kept)}" if kept else f"Hint: {said}"
-    return hint if len(hint) < WIDTH - 10 else f"{hint[: WIDTH - 12]} …"
+        said += [f"sets {', '.join(own)}"] if own else []
+    uses = _uses(node)
+    said += [f"uses {', '.join(uses)}"] if uses else []
+    return "; ".join(said)
+
+
+def _raises(body: list[ast.stmt]) -> list[str]:
+    """What the statements raise, with the condition where it is short."""
+    inside = [inner for statement in body for inner in ast.walk(statement)]
+    tests = {
+        id(raised): ast.unparse(outer.test)
+        for outer in inside
+        if isinstance(outer, ast.If)
+        for raised in outer.body
+    }
+    found: dict[str, bool] = {}
+    for node in inside:
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            kind, test = ast.unparse(node.exc.func), tests.get(id(node), "")
+            is_short = 0 < len(test) <= 60 and ":=" not in test
+            found[f"{kind} if `{test}`" if is_short else kind] = is_short
+    named = {text.split(" if ")[0] for text, is_short in found.items() if is_short}
+    return [text for text, is_short in found.items() if is_short or text not in named]
+
+
+def _uses(node: Function) -> list[str]:
+    """The names from outside that a function uses, but for builtins and what it raises."""
+    bound = {name.arg for name in ast.walk(node) if isinstance(name, ast.arg)}
+    bound |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and _stores(n)}
+    bound |= {
+        n.name for n in ast.walk(node) if isinstance(n, Function | ast.ExceptHandler) and n.name
+    }
+    uses: dict[str, None] = {}
+    skipped: set[int] = set()
+    for inner in (inner for statement in work(node) for inner in ast.walk(statement)):
+        if isinstance(inner, ast.Raise) and isinstance(inner.exc, ast.Call):
+            skipped.add(id(inner.exc.func))
+        elif isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name):
+            if inner.value.id not in bound:
+                skipped.add(id(inner.value))
+                uses[ast.unparse(inner)] = None
+        elif isinstance(inner, ast.Name) and id(inner) not in skipped:
+            is_known = inner.id in bound or hasattr(builtins, inner.id)
+            uses |= {} if is_known else {inner.id: None}
+    return list(uses)
 
 
 def _is_new_field(node: ast.AST) -> bool:

@@ -29,17 +29,107 @@ BY_HAND = {
     "00_tiny_engine": {"rmsnorm", "rope", "attention", "mlp", "layer", "forward", "generate"},
     "stage1_milestone": {"admit", "turn", "serve"},
 }
-# Where the docstring and the prose do not say enough to write the body: (file, name) → a line.
-HINTS: dict[tuple[str, str], str] = {
-    ("minisgl/core.py", "_require"): 'the message: f"{name} must be {wanted}, got {got!r}: {hint}"',
-    ("minisgl/core.py", "SamplingParams.__post_init__"): (
-        "finite temperature, top_k >= -1, 0 <= top_p <= 1, max_tokens >= 1"
-    ),
-    ("minisgl/core.py", "_check_req"): (
-        "ids 1-D, int32, on the CPU, not empty; 0 <= cached_len < their number; others >= 0"
-    ),
-    ("minisgl/core.py", "Req.append_host"): "_check_append first; int32 stays; a new tensor",
-    ("minisgl/core.py", "Context.forward_batch"): "`yield` once; clear also when the pass fails",
+# Where the docstring and the prose do not say enough to write the body: file → name → a line.
+_HINTS = {
+    "core.py": {
+        "_require": 'the message: f"{name} must be {wanted}, got {got!r}: {hint}"',
+        "SamplingParams.__post_init__": (
+            "finite temperature, top_k >= -1, 0 <= top_p <= 1, max_tokens >= 1"
+        ),
+        "_check_req": (
+            "ids 1-D, int32, on the CPU, not empty; 0 <= cached_len < their number; others >= 0"
+        ),
+        "Req.append_host": "_check_append first; int32 stays; a new tensor",
+        "Context.forward_batch": "`yield` once; clear also when the pass fails",
+    },
+    "layers/base.py": {
+        "_concat_prefix": "joined by a dot; an empty prefix adds nothing",
+        "BaseOP.load_state_dict": "a parent that has checked everything calls with `_internal`",
+    },
+    "kernel/linear.py": {
+        "supported_linear_kernels": "`auto`, `torch`, and NAME for each file linear_NAME.py here",
+    },
+    "layers/linear.py": {"_LinearTPImpl.__init__": "shapes of weights are [out, in]"},
+    "layers/rotary.py": {
+        "_yarn_context": (
+            "original_max_position_embeddings, else max_position; factor, else their ratio"
+        ),
+        "_yarn_inv_freq": (
+            "the pair that makes t turns is dim * log(original / (2 pi t)) / (2 log base); the "
+            "ramp's ends are rounded outward (floor, ceil) unless `truncate` is false, and limited "
+            "to 0 … dim - 1"
+        ),
+    },
+    "layers/embedding.py": {
+        "ParallelLMHead.forward": (
+            "in prefill `batch.attn_metadata.get_last_indices(batch.size)` are the rows to keep"
+        ),
+    },
+    "layers/attention.py": {
+        "AttentionLayer.forward": (
+            "the backend is called with (q, k, v, layer_id, batch), each of the first three "
+            "[num_tokens, heads, head_dim]"
+        ),
+    },
+    "utils/logger.py": {
+        "RankLogger.process": "the settings are in `self.extra`; parts of the prefix joined by `|`",
+        "init_logger": (
+            "a line is `[2026-01-01|12:00:00|NAME] LEVEL message`; one handler, also when called "
+            "twice; `propagate` off, or lines come twice"
+        ),
+    },
+    "utils/hf.py": {
+        "_load_hf_config": (
+            "a model_type that transformers does not know comes back as a plain PretrainedConfig"
+        ),
+    },
+    "models/config.py": {
+        "_attention_switches": "the keys are has_qkv_bias, has_o_bias, has_qk_norm, in this order",
+        "_refuse_unsupported": (
+            "an architecture that is not registered (none given: nothing to refuse), "
+            "quantization_config, mlp_bias, mlp_only_layers, decoder_sparse_step other than 1"
+        ),
+        "_max_position": (
+            "no window counts if use_sliding_window is false, if no layer of layer_types slides, "
+            "or if max_window_layers covers all layers"
+        ),
+        "_rope": (
+            "the default kind has no scaling, and other kinds get original_max_position_embeddings "
+            "if it is missing; settings per kind of layer and partial_rotary_factor are refused"
+        ),
+    },
+    "models/utils.py": {
+        "make_mlp": "the later class is `MoEMLP` of minisgl.models.qwen3_moe; see `import_later`",
+    },
+    "scheduler/free_list.py": {
+        "FreeList.__init__": "a new list hands out 0, 1, 2, …",
+        "FreeList.give_back": (
+            "numbers that come back together are handed out in the order in which they came back"
+        ),
+    },
+    "kvcache/mha_pool.py": {
+        "MHAKVCache.__init__": "more ranks than KV heads: each has a copy (`allow_replicate`)",
+    },
+    "moe/__init__.py": {
+        "create_fused_moe_backend": "the later class is `FusedMoe` of minisgl.moe.fused",
+    },
+    "engine/graph.py": {
+        "_determine_cuda_graph_bs": "the largest: 256 with more than 80 GiB free, else 160",
+    },
+    "engine/engine.py": {
+        "plan_memory": "the override changes the number of pages and not the budget",
+        "_claim_process": "a rank that is set already and the same stays, without an error",
+        "_plan": "the group that `Engine.__init__` got from `_init_communication` is tp_cpu_group",
+        "_make_page_table": "width: max_seq_len rounded up to a multiple of 32",
+    },
+}
+HINTS = {(f"{PACKAGE}/{file}", n): hint for file, own in _HINTS.items() for n, hint in own.items()}
+# What the workbooks hold in full: there is nothing to learn from writing it, or nothing tells how.
+GIVEN = {
+    ("minisgl/utils/torch_utils.py", "nvtx_annotate"),
+    ("minisgl/utils/device.py", "_cgroup_folders"),
+    ("minisgl/utils/device.py", "_numbers"),
+    ("minisgl/utils/device.py", "_droppable"),
 }
 META = "minisgl_course"  # where a workbook's metadata say what it was made from
 GUIDE = """\
@@ -64,6 +154,11 @@ def reference_root() -> Path:
 def is_workbook(root: Path) -> bool:
     """Whether `root` is a folder of workbooks."""
     return (root / WORKBOOK_MARKER).is_file()
+
+
+def running_chapter() -> str:
+    """The chapter whose notebook runs in this process, as far as Jupyter says so, or ''."""
+    return Path(os.environ.get("JPY_SESSION_NAME", "")).stem
 
 
 def dotted(path: str) -> str:
@@ -187,8 +282,8 @@ def stubbed(chapter: str, text: str) -> tuple[str, list[str]]:
     """A code cell of a workbook, and the functions that it leaves to the reader."""
     path = directive(text)
     if path is not None:
-        hints = {n: f"Hint: {h}" for (p, n), h in HINTS.items() if p == path}
-        return stubs.stub(text, hints=hints)
+        hints = {name: hint for (file, name), hint in HINTS.items() if file == path}
+        return stubs.stub(text, lambda name: (path, name) not in GIVEN, hints)
     own = BY_HAND.get(chapter, set())
     if own and any(re.search(rf"^def {name}\(", text, flags=re.MULTILINE) for name in own):
         return stubs.stub(text, own.__contains__)

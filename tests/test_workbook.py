@@ -79,11 +79,20 @@ def test_stubs_have_the_signatures_and_docstrings_of_the_reference(chapter):
 def test_the_workbooks_hold_exactly_these_stubs(books):
     for chapter in CHAPTERS:
         built = [c.source for c in cells_of(books, chapter) if c.source.startswith("#| build")]
-        wanted = [stubs.stub(c.text)[0] for c in CELLS if c.chapter == chapter]
-        plain = [text for text in built if "Hint: " not in text]
-        assert len(built) == len(wanted)
-        assert [without_bodies(t) for t in built] == [without_bodies(t) for t in wanted]
-        assert all(not stubs.stub(text)[1] for text in plain)
+        cells = [c for c in CELLS if c.chapter == chapter]
+        assert [without_bodies(t) for t in built] == [without_bodies(c.text) for c in cells]
+        for text, cell in zip(built, cells, strict=True):
+            left = {part.name: part.node for part in stubs.parts(text)}
+            for part in stubs.parts(cell.text):
+                is_given = (cell.path, part.name) in workbook.GIVEN
+                is_left = stubs.is_open(part.node) and not is_given
+                assert stubs.is_stub(left[part.name]) == is_left, f"{cell.where}: {part.name}"
+
+
+@pytest.mark.parametrize("table", [workbook.GIVEN, workbook.HINTS])
+def test_what_is_given_or_hinted_at_exists(table):
+    known = {(cell.path, part.name) for cell in CELLS for part in stubs.parts(cell.text)}
+    assert not set(table) - known
 
 
 def test_a_stub_keeps_all_but_the_body():
