@@ -10,15 +10,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from course.checkpoints import model, tiny
-    from course.exercises import judge, run_checks
+    from course.exercises import check, judge, run_checks
+    from course.reference import catch_up, reveal
+    from course.status import progress
 
-__all__ = ["judge", "load_ipython_extension", "model", "run_checks", "tiny"]
+__all__ = [
+    "catch_up",
+    "check",
+    "judge",
+    "load_ipython_extension",
+    "model",
+    "progress",
+    "reveal",
+    "run_checks",
+    "tiny",
+]
 
 _HOMES = {
     "model": "course.checkpoints",
     "tiny": "course.checkpoints",
+    "check": "course.exercises",
     "judge": "course.exercises",
     "run_checks": "course.exercises",
+    "catch_up": "course.reference",
+    "progress": "course.status",
+    "reveal": "course.reference",
 }
 
 

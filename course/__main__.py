@@ -1,4 +1,8 @@
-"""`python -m course build | check | run | pull | model`: the course from the command line."""
+"""`python -m course COMMAND`: the course from the command line.
+
+build, check, run, pull: the notebooks and the package. workbook, status: write it yourself.
+mutations: how good the checks are. model: fetch the model.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,14 @@ def main(arguments: list[str] | None = None) -> int:
     run.add_argument("chapters", nargs="*", help="names such as 01_core (default: all)")
     run.add_argument("--fresh", action="store_true", help="take new timings, too")
     commands.add_parser("pull", help="write edits made in minisgl/ back into the notebooks")
+    workbooks = commands.add_parser("workbook", help="blank workbooks to write minisgl yourself")
+    workbooks.add_argument("folder", nargs="?", type=Path, help="where (default: workbooks/)")
+    workbooks.add_argument("--answers", action="store_true", help="with the answers, folded")
+    status = commands.add_parser("status", help="how far your workbooks are")
+    status.add_argument("folder", nargs="?", type=Path, help="where (default: workbooks/)")
+    status.add_argument("--quick", action="store_true", help="the last verdicts; run no check")
+    mutations = commands.add_parser("mutations", help="wrong solutions, and who catches them")
+    mutations.add_argument("chapters", nargs="*", help="names such as 01_core (default: all)")
     commands.add_parser("model", help="fetch and convert the model, and print its folder")
     options = parser.parse_args(arguments)
     root = find_root()
@@ -85,6 +97,44 @@ def _model(root: Path, options: argparse.Namespace) -> int:
     except (ModelUnavailable, FileNotFoundError, ValueError) as error:
         return _fail(error)
     return 0
+
+
+def _workbook(root: Path, options: argparse.Namespace) -> int:
+    from course import workbook
+
+    root = workbook.reference_root()
+    folder = options.folder or root / "workbooks"
+    done = workbook.generate(root, folder, answers=options.answers)
+    for chapter in done.written:
+        print(f"written    {chapter}")
+    for chapter in done.unchanged:
+        print(f"unchanged  {chapter}")
+    for chapter in done.kept:
+        print(f"kept       {chapter}: you have edited it; move it away to get a blank one")
+    print(f"The workbooks are in {folder}; open them with `jupyter lab {folder}`.")
+    return 0
+
+
+def _status(root: Path, options: argparse.Namespace) -> int:
+    from course import status, workbook
+
+    root = workbook.reference_root()
+    folder = (options.folder or root / "workbooks").resolve()
+    if not workbook.is_workbook(folder):
+        raise notebooks.CourseError(f"{folder} holds no workbooks; `python -m course workbook`")
+    for line in status.status_lines(root, folder, run=not options.quick):
+        print(line, flush=True)
+    return 0
+
+
+def _mutations(root: Path, options: argparse.Namespace) -> int:
+    from course import mutations, workbook
+
+    missed = 0
+    for line, is_missed in mutations.table(workbook.reference_root(), options.chapters):
+        print(line, flush=True)
+        missed += is_missed
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":

@@ -38,23 +38,24 @@ from course.source import (
 )
 
 ROOT_VARIABLE = "MINISGL_ROOT"
-MARKERS = ("_toc.yml", ".minisgl-root")
+WORKBOOK_MARKER = ".minisgl-root"
 
 
 def find_root() -> Path:
     """The folder that holds (or will hold) `minisgl/`.
 
-    The environment variable MINISGL_ROOT if it is set, else the nearest folder from the current
-    one upwards that has a `_toc.yml` or a `.minisgl-root` file, else the folder of `course/`.
+    The nearest folder from the current one upwards that has a `.minisgl-root` file (workbooks) or
+    a `_toc.yml` (the book), else the folder of `course/`. The environment variable MINISGL_ROOT
+    overrides all but workbooks, whose stubs must never land in a package that is complete.
     """
     named = os.environ.get(ROOT_VARIABLE)
-    if named:
-        return Path(named).resolve()
     here = Path.cwd().resolve()
     for folder in (here, *here.parents):
-        if any((folder / marker).is_file() for marker in MARKERS):
+        if (folder / WORKBOOK_MARKER).is_file():
             return folder
-    return Path(__file__).resolve().parent.parent
+        if (folder / "_toc.yml").is_file():
+            return Path(named).resolve() if named else folder
+    return Path(named).resolve() if named else Path(__file__).resolve().parent.parent
 
 
 class RootFinder:
@@ -136,7 +137,7 @@ class Builder:
                     vars(module).clear()
                     vars(module).update(before)
                     raise
-                stale = _stale(module, before, changed)
+                stale = _pass_on(module, before, changed)
             _finish_package(module, target)
         self._loaded.setdefault(name, {}).update({p.names: p.text for p in new.pieces})
         given = {item.bound for item in new.imports if item.module != "__future__"}
@@ -291,25 +292,32 @@ def _execute(
     _run(nodes, vars(module), filename, merged)
 
 
-def _stale(module: ModuleType, before: dict[str, Any], pieces: list[Piece]) -> list[str]:
-    """A line for each other module that still holds the object a redefinition replaced."""
+def _pass_on(module: ModuleType, before: dict[str, Any], pieces: list[Piece]) -> list[str]:
+    """Give a redefinition to all that hold the object it replaces; a line for each that can't.
+
+    Names in the package and in the notebook are bound anew, and classes get the new base. Objects
+    that exist already stay what they are.
+    """
     lines = []
     for name in (name for piece in pieces for name in piece.names):
-        old = before.get(name)
-        if old is None or not callable(old) or old is vars(module).get(name):
+        old: Any = before.get(name)
+        new: Any = vars(module).get(name)
+        if old is None or not callable(old) or old is new:
             continue
-        holders = [
-            other
-            for other, loaded in sorted(sys.modules.items())
-            if other.split(".")[0] == PACKAGE
-            and loaded is not module
-            and any(value is old for value in vars(loaded).values())
-        ]
-        if holders:
-            lines.append(
-                f"{', '.join(holders)} still uses the previous {name}: "
-                "restart the kernel to mend it"
-            )
+        for other, loaded in sorted(sys.modules.items()):
+            if other.split(".")[0] not in {PACKAGE, "__main__"}:
+                continue
+            for key, value in list(vars(loaded).items()):
+                if value is old:
+                    setattr(loaded, key, new)
+                elif isinstance(value, type) and old in value.__bases__:
+                    try:
+                        value.__bases__ = tuple(new if b is old else b for b in value.__bases__)
+                    except TypeError:
+                        lines.append(
+                            f"{other}.{key} still derives from the previous {name}: "
+                            "restart the kernel to mend it"
+                        )
     return lines
 
 
@@ -344,7 +352,10 @@ def transform(lines: list[str]) -> list[str]:
 def run_cell(cell: str) -> None:
     """Build a cell in the running notebook: print the report, bind the names."""
     __tracebackhide__ = True
+    from course.guard import prepare
+
     shell = _shell()
+    cell, note = prepare(builder().root, cell)
     try:
         report, names = builder().run(cell)
     except SyntaxError:
@@ -353,7 +364,7 @@ def run_cell(cell: str) -> None:
         _show_from_cell(shell, error)
         raise
     shell.user_ns.update(names)
-    print(report)
+    print(f"{report}\n{note}" if note else report)
 
 
 def _shell() -> Any:
@@ -395,6 +406,13 @@ def load(shell: Any) -> None:
                 f"{PACKAGE} is already imported from elsewhere; restart the kernel and run "
                 "`%load_ext course` first."
             )
+    if (root / WORKBOOK_MARKER).is_file():
+        from course.guard import guard
+
+        os.environ["PYTHONPATH"] = os.pathsep.join(  # what a cell starts finds the same package
+            [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
+        guard(shell)
     transformers = shell.input_transformers_cleanup
     if transform not in transformers:
         transformers.append(transform)

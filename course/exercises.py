@@ -1,17 +1,59 @@
-"""Checks and exercises: run the chapter's checks, judge a reader's attempt."""
+"""Checks and exercises: run the chapter's checks, judge a reader's attempt.
+
+In the book a failing check raises. In a workbook it is judged instead, as exercises always are: not
+started, wrong (what came, what was expected, on which input), or right.
+"""
 
 from __future__ import annotations
 
+import ast
+import json
+import linecache
+import sys
+import textwrap
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
+
+from course.source import PACKAGE, write_whole
+from course.stubs import MARK
+
+RIGHT, WRONG, OPEN = "right", "wrong", "not started"
+RECORD = ".progress.json"  # in a folder of workbooks: the last verdict of each check
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How one check went: `kind` is right, wrong or not started; `lines` say why."""
+
+    name: str
+    kind: str
+    lines: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        first, *more = self.lines or ("",)
+        return "\n".join([f"{self.kind:<12} {self.name}: {first}", *(f"{'':13}{m}" for m in more)])
 
 
 def run_checks(*checks: Callable[[], object]) -> None:
     """Run each check and print its name with the first line of its docstring.
 
-    A check is a function without arguments that asserts; the first failure is raised.
+    A check is a function without arguments that asserts; the first failure is raised. In a
+    workbook all are run and judged, and none raises.
     """
+    folder = _workbooks()
+    if folder is not None:
+        verdicts = [verdict(check) for check in checks]
+        for found in verdicts:
+            print(found)
+        counts = {kind: sum(v.kind == kind for v in verdicts) for kind in (RIGHT, WRONG, OPEN)}
+        print(", ".join(f"{count} {kind}" for kind, count in counts.items() if count))
+        record(folder, verdicts)
+        return
     for check in checks:
         check()
         print(f"ok  {check.__name__}: {_summary(check)}")
@@ -26,31 +68,265 @@ def judge(attempt: Any, check: Callable[[Any], object], *, must_pass: bool = Fal
     book).
     """
     name = getattr(attempt, "__name__", type(attempt).__name__)
-    try:
-        check(attempt)
-    except NotImplementedError as missing:
-        print(f"{name} · not started: {missing or 'replace the line that raises'}")
-    except AssertionError as wrong:
-        print(f"{name} · not yet: {wrong or _failed_line(wrong)}")
-    except Exception as error:
-        print(f"{name} · not yet: it raised {type(error).__name__}: {error} ({_place(error)})")
-    else:
+    folder = _workbooks()
+    found = verdict(check, attempt)
+    if found.kind == RIGHT:
         print(f"{name} · right: {_summary(check)}")
-        return
-    if must_pass:
+    else:
+        said = "not started" if found.kind == OPEN else "not yet"
+        print(f"{name} · {said}: " + "\n    ".join(found.lines))
+    if folder is not None:
+        if not must_pass:
+            record(folder, [Verdict(check.__name__, found.kind, found.lines)])
+    elif must_pass and found.kind != RIGHT:
         raise AssertionError(f"{name} should be right; the line above says what it is not")
+
+
+def check(name: str) -> None:
+    """Run the chapter's checks that use one definition, and say how far each is.
+
+    `name` is a definition or a method, `Req` or `Req.complete_one`. The checks are those of the
+    book, in a process of their own, on what is in your `minisgl` now.
+    """
+    from course import status
+
+    for line in status.check_lines(name):
+        print(line)
+
+
+# --- Verdicts -------------------------------------------------------------------------------------
+
+
+def verdict(check: Callable[..., object], *attempt: Any) -> Verdict:
+    """Run a check and say how it went; raises nothing but what stops a program.
+
+    A check that passes only because it swallowed the error of a stub counts as not started.
+    """
+    name = check.__name__
+    with stubs_called() as called:
+        try:
+            check(*attempt)
+        except NotImplementedError as missing:
+            text = str(missing) or "replace the line that raises"
+            return Verdict(name, OPEN, (text.removeprefix(MARK) + _needed(text),))
+        except AssertionError as wrong:
+            failed = wrong
+        except Exception as error:
+            open_piece = _unwritten(error, called)
+            if open_piece:
+                return Verdict(name, OPEN, (open_piece + _needed(MARK),))
+            lines = [f"it raised {type(error).__name__}: {error}", *_where(error), *_at(error)]
+            return Verdict(name, WRONG, tuple(lines))
+        else:
+            if called:
+                return Verdict(name, OPEN, (called[0] + _needed(MARK),))
+            return Verdict(name, RIGHT, (_summary(check),))
+    if called:
+        return Verdict(name, OPEN, (called[0] + _needed(MARK),))
+    return Verdict(name, WRONG, tuple([*_what(failed), *_at(failed)]))
+
+
+def _needed(text: str) -> str:
+    return " is not written yet" if text.startswith(MARK) else ""
+
+
+def _unwritten(error: BaseException, called: list[str]) -> str | None:
+    """What is missing, if an error comes from something that is not built or not written."""
+    from course import guard
+
+    if called:
+        return called[0]
+    return guard.unwritten.cause(error) if guard.unwritten is not None else None
+
+
+@contextmanager
+def stubs_called() -> Iterator[list[str]]:
+    """Collects the names of the stubs that are called inside, whatever becomes of their errors."""
+    called: list[str] = []
+    marks: dict[CodeType, str | None] = {}
+
+    def watch(frame: FrameType, event: str, argument: object) -> None:
+        if event != "call":
+            return
+        code = frame.f_code
+        if code not in marks:
+            found = [c for c in code.co_consts if isinstance(c, str) and c.startswith(MARK)]
+            marks[code] = found[0].removeprefix(MARK) if found else None
+        name = marks[code]
+        if name is not None and name not in called:
+            called.append(name)
+
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        yield called
+    finally:
+        sys.setprofile(before)
 
 
 def _summary(function: Callable[..., object]) -> str:
     return (function.__doc__ or "passed").strip().splitlines()[0]
 
 
-def _failed_line(error: AssertionError) -> str:
-    """The source of an assert without a message."""
+def _where(error: BaseException) -> list[str]:
+    """The line of the package, or else of the notebook, that raised."""
     frames = traceback.extract_tb(error.__traceback__)
-    return (frames[-1].line if frames else None) or "a check failed"
+    ours = [f for f in frames if PACKAGE in f.filename] or frames
+    frame = ours[-1]
+    return [f"in {frame.name}, line {frame.lineno}: {frame.line}"]
 
 
-def _place(error: Exception) -> str:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"in {frame.name}, line {frame.lineno}"
+def _what(error: AssertionError) -> list[str]:
+    """What a failed assert says: its message, and what came and what was expected."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return [str(error) or "a check failed"]
+    found = _statement(trace.tb_frame, trace.tb_lineno, ast.Assert)
+    node = found[-1] if found else None
+    said = str(error)
+    if not isinstance(node, ast.Assert):
+        return [said or _line(trace.tb_frame, trace.tb_lineno)]
+    lines = _compared(node.test, trace.tb_frame)
+    if said and len(said.splitlines()) == 1 and any(_same(said, line) for line in lines):
+        lines = []
+    return [*(said.splitlines() or [f"this should hold: {_short(ast.unparse(node.test))}"]), *lines]
+
+
+def _same(said: str, line: str) -> bool:
+    """Whether a message already says what a line would say."""
+    value = line.split(" = ", 1)[-1]
+    return len(value) > 1 and value in said
+
+
+def _compared(test: ast.expr, frame: FrameType) -> list[str]:
+    """The values on both sides of the part of a condition that is false."""
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        for part in test.values:
+            ok, value = _evaluate(part, frame)
+            if ok and not value:
+                return _compared(part, frame) or [
+                    f"this part is false: {_short(ast.unparse(part))}"
+                ]
+        return []
+    if isinstance(test, ast.Compare) and len(test.ops) > 1:  # a == b == c: the pair that differs
+        chain = [test.left, *test.comparators]
+        for left, op, right in zip(chain, test.ops, chain[1:], strict=False):
+            pair = ast.Compare(left, [op], [right])
+            ok, value = _evaluate(pair, frame)
+            if ok and not value:
+                return _compared(pair, frame)
+        return []
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        sides = test.left, test.comparators[0]
+        (ok_a, a), (ok_b, b) = (_evaluate(side, frame) for side in sides)
+        if not (ok_a and ok_b):
+            return []
+        if isinstance(test.ops[0], ast.Eq) and _equal(a, b):
+            return []  # asking again gave another answer; say nothing rather than something wrong
+        expected = "wanted" if isinstance(test.ops[0], ast.Eq | ast.Is) else "against"
+        names = ["came", expected]
+        left_is_wanted = isinstance(sides[0], ast.Name) and sides[0].id in {"want", "expected"}
+        if left_is_wanted or isinstance(sides[0], ast.Constant):
+            names.reverse()
+        return [
+            f"{name + ':':<8} {_short(ast.unparse(side))} = {_short(repr(value))}"
+            if not isinstance(side, ast.Constant | ast.List | ast.Tuple)
+            else f"{name + ':':<8} {_short(repr(value))}"
+            for name, side, value in zip(names, sides, (a, b), strict=True)
+        ]
+    return []
+
+
+def _equal(a: Any, b: Any) -> bool:
+    try:
+        return bool(a == b)
+    except Exception:
+        return False
+
+
+def _evaluate(node: ast.expr, frame: FrameType) -> tuple[bool, Any]:
+    """Whether an expression could be worked out once more in its frame, and its value."""
+    code = compile(ast.fix_missing_locations(ast.Expression(node)), "<check>", "eval")
+    try:
+        return True, eval(code, {**frame.f_globals, **frame.f_locals})
+    except Exception:
+        return False, None
+
+
+def _statement(frame: FrameType, line: int, *kinds: type) -> list[ast.stmt]:
+    """The statements of some kinds that enclose a line of a frame's file, outermost first."""
+    text = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return []
+    return [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, kinds)
+        and isinstance(node, ast.stmt)
+        and node.lineno <= line <= (node.end_lineno or node.lineno)
+    ]
+
+
+def _line(frame: FrameType, line: int) -> str:
+    text = linecache.getline(frame.f_code.co_filename, line, frame.f_globals).strip()
+    return text or "a check failed"
+
+
+def _at(error: BaseException) -> list[str]:
+    """The values of the loops that the check was in, which is the smallest input that fails."""
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        if not frame.f_code.co_name.startswith("check_"):
+            continue
+        names: dict[str, None] = {}
+        start = frame.f_code.co_firstlineno
+        for loop in _statement(frame, line, ast.For):
+            if isinstance(loop, ast.For) and loop.lineno > start:
+                names |= {n.id: None for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
+        shown = []
+        for name in names:
+            value = frame.f_locals.get(name)
+            text = repr(value)
+            if isinstance(value, int | float | str | tuple | list | dict) and len(text) <= 60:
+                shown.append(f"{name} = {text}")
+        return [f"at {', '.join(shown)}"] if shown else []
+    return []
+
+
+def _short(text: str) -> str:
+    return textwrap.shorten(" ".join(text.split()), 160, placeholder=" …")
+
+
+# --- The record -----------------------------------------------------------------------------------
+
+
+def _workbooks() -> Path | None:
+    """The folder of workbooks that this process runs in, if it does."""
+    from course.builder import WORKBOOK_MARKER, find_root
+
+    root = find_root()
+    return root if (root / WORKBOOK_MARKER).is_file() else None
+
+
+def read_record(folder: Path) -> dict[str, dict[str, str]]:
+    """Chapter → check → its last verdict."""
+    try:
+        return json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def record(folder: Path, verdicts: list[Verdict]) -> None:
+    """Keep the verdicts for the progress view, under the chapter that has these checks."""
+    from course.status import chapter_of_checks
+
+    chapter = chapter_of_checks([v.name for v in verdicts])
+    if chapter is None:
+        return
+    known = read_record(folder)
+    known.setdefault(chapter, {}).update({v.name: v.kind for v in verdicts})
+    text = json.dumps(known, indent=1, sort_keys=True) + "\n"
+    write_whole(folder / RECORD, text)

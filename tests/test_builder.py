@@ -131,11 +131,27 @@ def test_names_are_the_packages_and_imports_come_along(build):
     assert "Handle" not in given
 
 
-def test_a_stale_holder_is_named(build):
+def test_a_redefinition_reaches_all_that_hold_the_old_object(build):
     build(CORE)
-    build("#| build minisgl/user.py\nfrom minisgl.core import Req\n\ndef make():\n    return Req\n")
-    report = build("#| build minisgl/core.py\nclass Req:\n    pass\n")["report"]
-    assert "minisgl.user still uses the previous Req: restart the kernel" in report
+    user = (
+        "#| build minisgl/user.py\nfrom minisgl.core import Req\n\ndef make():\n    return Req()\n"
+    )
+    build(user + "\n\nclass Special(Req):\n    pass\n")
+    special = sys.modules["minisgl.user"].Special
+    found = build(
+        "#| build minisgl/core.py\nclass Req:\n    kind = 'new'\n\n\nclass Own(Req):\n    pass\n"
+    )
+    assert sys.modules["minisgl.user"].make().kind == special.kind == "new"
+    newer = build("#| build minisgl/core.py\nclass Req:\n    kind = 'newer'\n")
+    assert found["Own"].kind == special.kind == "newer" and issubclass(found["Own"], newer["Req"])
+    assert "restart" not in newer["report"]
+
+
+def test_a_class_that_cannot_get_the_new_base_is_named(build):
+    base, own = "class Base:\n    __slots__ = ()\n", "class Own(Base):\n    __slots__ = ()\n"
+    build(f"#| build minisgl/core.py\n{base}\n\n{own}")
+    report = build("#| build minisgl/core.py\nclass Base:\n    __slots__ = ('a',)\n")["report"]
+    assert "minisgl.core.Own still derives from the previous Base: restart the kernel" in report
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,163 @@
+"""The kernel of a workbook: what is not written yet is said in a line, and *Run All* goes on."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any
+
+from course import stubs
+from course.reference import Written, to_write
+from course.source import PACKAGE, directive, parse
+from course.workbook import dotted, is_workbook, reference_root, running_chapter
+
+
+def prepare(root: Path, cell: str) -> tuple[str, str]:
+    """A build cell as it may run in a workbook, and a line to print after its report, or ''."""
+    path = directive(cell)
+    if not is_workbook(root) or path is None or not (root / path).is_file():
+        return cell, ""
+    cell, kept = stubs.keep_written(cell, (root / path).read_text(encoding="utf-8"))
+    if not kept:
+        return cell, ""
+    return cell, f"kept what the file has, where this cell has a stub: {', '.join(kept)}"
+
+
+class Unwritten:
+    """What a process lacks because nobody has written it yet."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}  # a name that could not be made → what was not written
+
+    def cause(self, error: BaseException | None) -> str | None:
+        """What is not written, if that is why the error came; None for any other error."""
+        seen: set[int] = set()
+        while error is not None and id(error) not in seen:
+            seen.add(id(error))
+            found = self._cause(error)
+            if found is not None:
+                return found
+            error = error.__cause__ or error.__context__
+        return None
+
+    def _cause(self, error: BaseException) -> str | None:
+        text = str(error)
+        if isinstance(error, NotImplementedError) and text.startswith(stubs.MARK):
+            return text.removeprefix(stubs.MARK)
+        if isinstance(error, ModuleNotFoundError):
+            is_ours = (error.name or "").split(".")[0] == PACKAGE
+            return error.name if is_ours else None
+        if isinstance(error, ImportError):
+            found = re.match(rf"cannot import name '(\w+)' from '?{PACKAGE}[\w.]*", text)
+            return found[1] if found else None
+        if isinstance(error, NameError) and error.name:
+            return self._names.get(error.name) or (error.name if error.name in _homes() else None)
+        if isinstance(error, AttributeError):
+            found = re.match(rf"module '{PACKAGE}[\w.]*' has no attribute '(\w+)'", text)
+            return found[1] if found else None
+        return None
+
+    def forget(self, namespace: dict[str, Any], names: list[str], cause: str) -> None:
+        """Drop the values of names that should have become something else and could not.
+
+        Nothing that runs later then goes on with what an earlier cell called by the same name.
+        """
+        for name in names:
+            value = namespace.get(name)
+            if not (isinstance(value, ModuleType) or callable(value)):
+                namespace.pop(name, None)
+                self._names[name] = cause
+
+
+unwritten: Unwritten | None = None  # of this process, where it runs a reader's package
+
+
+@functools.cache
+def _homes() -> dict[str, Written]:
+    """Where the book writes each name: in the running chapter, else in a file, else in a cell."""
+    homes: dict[str, Written] = {}
+    running = running_chapter()
+    for item in sorted(
+        to_write(reference_root()), key=lambda w: (w.chapter != running, not w.path)
+    ):
+        homes.setdefault(item.name, item)
+        homes.setdefault(item.name.split(".")[0], item)
+        homes.setdefault(dotted(item.path) if item.path else item.name, item)
+    return homes
+
+
+class Guard:
+    """Says in one line that a cell needs something unwritten, and lets *Run All* go on."""
+
+    def __init__(self, shell: Any, unwritten: Unwritten) -> None:
+        self.shell, self.unwritten = shell, unwritten
+        self._quiet: BaseException | None = None
+        self._cell = ""
+        shell.events.register("pre_run_cell", self._before)
+        shell.events.register("post_run_cell", self._after)
+        shell.set_custom_exc((Exception,), self._handle)
+
+    def _before(self, info: Any) -> None:
+        self._cell, self._quiet = info.raw_cell, None
+
+    def _after(self, result: Any) -> None:
+        if self._quiet is not None and result.error_in_exec is self._quiet:
+            result.error_in_exec = None  # so that the front end goes on with the next cell
+
+    def _handle(
+        self, shell: Any, kind: type, error: Exception, trace: Any, tb_offset: int | None = None
+    ) -> None:
+        cause = self.unwritten.cause(error)
+        if cause is None:
+            shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
+            return
+        self._quiet = error
+        names = _bound_from(self._cell, self._line(trace))
+        self.unwritten.forget(self.shell.user_ns, names, cause)
+        home = _homes().get(cause)
+        where = f" ({home.chapter}, “{home.heading}”)" if home else ""
+        print(f"{stubs.MARK}{cause}{where}")
+
+    def _line(self, trace: TracebackType | None) -> int:
+        """The line of the cell that an error came from."""
+        line = 1
+        while trace is not None:
+            frame = trace.tb_frame
+            if frame.f_globals is self.shell.user_ns and frame.f_code.co_name == "<module>":
+                line = trace.tb_lineno
+            trace = trace.tb_next
+        return line
+
+
+def _bound_from(cell: str, line: int) -> list[str]:
+    """The names that a cell's top-level statements bind, from the one at `line` on."""
+    try:
+        tree = ast.parse(cell)
+    except SyntaxError:
+        return []
+    if directive(cell) is not None:
+        return parse(cell).names
+    names: dict[str, None] = {}
+    for node in tree.body:
+        if (node.end_lineno or node.lineno) < line:
+            continue
+        if isinstance(node, stubs.Function | ast.ClassDef):
+            names[node.name] = None
+            continue
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                names[inner.id] = None
+            elif isinstance(inner, ast.alias):
+                names[(inner.asname or inner.name).split(".")[0]] = None
+    return list(names)
+
+
+def guard(shell: Any) -> None:
+    """Make a workbook's kernel friendly; once per kernel."""
+    global unwritten
+    if unwritten is None:
+        unwritten = Unwritten()
+        Guard(shell, unwritten)

@@ -1,0 +1,229 @@
+"""The book's code, handed out on request: `course.reveal` and `course.catch_up`.
+
+In a workbook the reference package is never imported. What a reader asks for is read from the text
+of the chapters, one definition at a time, and joined with what the reader has written.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from course import notebooks, stubs
+from course.builder import find_root
+from course.notebooks import BuildCell, CourseError
+from course.source import PACKAGE, Piece, Source, directive, emit, merge, parse, write_whole
+from course.workbook import dotted, is_workbook, reference_root, running_chapter, stubbed
+
+
+@dataclass(frozen=True)
+class Written:
+    """A function that a workbook leaves to the reader: where the book has it."""
+
+    chapter: str
+    path: str  # the file, or "" for one that the notebook itself holds
+    name: str  # dotted: `Req.complete_one`
+    heading: str  # the nearest heading above its cell
+    cell: BuildCell
+
+
+def to_write(root: Path, names: list[str] | None = None) -> list[Written]:
+    """Everything that the workbooks leave to the reader, in the order of the book."""
+    found = []
+    for chapter in notebooks.chapters(root) if names is None else names:
+        heading = chapter
+        for index, cell in enumerate(notebooks.read(root, chapter).cells):
+            if cell.cell_type == "markdown":
+                heads = re.findall(r"^#+ +(.+)$", cell.source, flags=re.MULTILINE)
+                heading = heads[-1].replace("`", "") if heads else heading
+            elif cell.cell_type == "code":
+                path = directive(cell.source) or ""
+                for name in stubbed(chapter, cell.source)[1]:
+                    build = BuildCell(chapter, index, path, cell.source)
+                    found.append(Written(chapter, path, name, heading, build))
+    return found
+
+
+def find_written(root: Path, name: str) -> list[Written]:
+    """The functions that a name stands for (a class stands for its methods)."""
+    wanted = name.removeprefix(f"{PACKAGE}.")
+    found = []
+    for item in to_write(root):
+        module = dotted(item.path).removeprefix(f"{PACKAGE}.") if item.path else item.chapter
+        names = {f"{prefix}{item.name}" for prefix in ("", f"{module}.")}
+        names.add(f"{module.split('.')[-1]}.{item.name}")
+        names |= {n.rpartition(".")[0] for n in names if "." in item.name}
+        if wanted in names:
+            found.append(item)
+    if not found:
+        raise CourseError(f"no workbook leaves {name} to you; names are such as Req.complete_one")
+    if len({item.path for item in found}) > 1:  # step zero's functions are in the way only there
+        here = [item for item in found if item.chapter == running_chapter()]
+        found = here or [item for item in found if item.path]
+    if len({item.path for item in found}) > 1:
+        places = sorted({f"{dotted(i.path).removeprefix(PACKAGE + '.')}.{i.name}" for i in found})
+        raise CourseError(f"{name} is in several files; say which: {', '.join(places)}")
+    return found
+
+
+def _find(root: Path, name: str) -> tuple[BuildCell, str]:
+    """The build cell of a definition and its dotted name in it; CourseError if there is none."""
+    wanted = name.removeprefix(f"{PACKAGE}.")
+    found: list[tuple[BuildCell, str]] = []
+    similar: dict[str, None] = {}
+    for cell in notebooks.build_cells(root):
+        module = dotted(cell.path).removeprefix(PACKAGE).lstrip(".")
+        known = [*cell.parse().names, *(part.name for part in stubs.parts(cell.text))]
+        for inner in dict.fromkeys(known):
+            if wanted in (inner, f"{module}.{inner}") or (
+                module and wanted == f"{module.split('.')[-1]}.{inner}"
+            ):
+                found.append((cell, inner))
+            elif inner.split(".")[-1] == wanted.split(".")[-1]:
+                similar[f"{module}.{inner}"] = None
+    if not found:
+        hint = f"; did you mean {', '.join(list(similar)[:6])}?" if similar else ""
+        raise CourseError(f"no chapter builds {name}{hint}")
+    if len({cell.path for cell, _ in found}) > 1:
+        places = ", ".join(f"{dotted(c.path).removeprefix(PACKAGE + '.')}.{n}" for c, n in found)
+        raise CourseError(f"{name} is in several files; say which: {places}")
+    return found[0]
+
+
+def reference(root: Path, name: str) -> tuple[BuildCell, str]:
+    """The book's source of one definition or method (`Req`, `core.Req.complete_one`), unindented
+    as it stands in the file."""
+    cell, inner = _find(root, name)
+    for part in stubs.parts(cell.text):
+        if part.name == inner:
+            return cell, part.text(cell.text.split("\n"))
+    for piece in cell.parse().pieces:
+        if inner in piece.names:
+            return cell, piece.text
+    raise CourseError(f"no chapter builds {name}")
+
+
+def reveal(name: str, *, insert: bool = False) -> Any:
+    """Show the book's version of a definition or method, `Req` or `Req.complete_one`.
+
+    With `insert` a new cell below holds it, ready to run: a build cell, in which a class keeps the
+    methods that you have written. Names may be qualified (`core.Req`) when several files have one.
+    """
+    root = reference_root()
+    cell, text = reference(root, name)
+    if insert:
+        from IPython import get_ipython
+
+        shell = get_ipython()
+        if shell is None:
+            raise RuntimeError("insert=True needs a notebook; without it the source is shown")
+        shell.set_next_input(_build_cell_for(root, name), replace=False)
+        return None
+    return _Shown(f"# {cell.path}\n{text}", cell.path)
+
+
+class _Shown:
+    """Source that a notebook shows highlighted and a terminal as it is."""
+
+    def __init__(self, text: str, path: str) -> None:
+        self.text, self.path = text, path
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_markdown_(self) -> str:
+        return f"```python\n{self.text}\n```"
+
+
+def _build_cell_for(root: Path, name: str) -> str:
+    """A build cell with the book's version of `name`, and the reader's of everything around it."""
+    cell, inner = _find(root, name)
+    top = inner.split(".")[0]
+    source = cell.parse()
+    piece = next(piece for piece in source.pieces if top in piece.names)
+    text = piece.text
+    target = find_root() / cell.path
+    if "." in inner and target.exists():
+        mine = parse(target.read_text(encoding="utf-8"), str(target))
+        own = next((p for p in mine.pieces if p.names == piece.names), None)
+        if own is not None:
+            text, _ = stubs.graft(own.text, text, lambda part, _: part == inner)
+    imports = Source(None, source.imports, source.typing_imports)
+    return f"#| build {cell.path}\n{emit(imports)}\n\n{text}"
+
+
+def catch_up(chapter: int | str, *, overwrite: bool = False) -> list[str]:
+    """Write into your `minisgl` what the chapters before `chapter` build and you have not written.
+
+    `chapter` is a number or a name (`3`, `"03"`, `"03_models"`). What you wrote stays, method by
+    method, unless `overwrite`. Returns the names taken from the book. Restart the kernel if it had
+    loaded the files that changed.
+    """
+    root, folder = reference_root(), find_root()
+    if not is_workbook(folder):
+        raise CourseError(f"{folder} is not a folder of workbooks; the chapters build everything")
+    before = chapters_before(root, chapter)
+    texts: dict[str, str] = {}
+    taken: list[str] = []
+    for cell in notebooks.build_cells(root, before):
+        target = folder / cell.path
+        if cell.path not in texts and target.exists():
+            texts[cell.path] = target.read_text(encoding="utf-8")
+        mine = texts.get(cell.path, "")
+        texts[cell.path], new = _caught_up(cell, mine, str(target), overwrite=overwrite)
+        taken += new
+    changed = []
+    for path, text in texts.items():
+        target = folder / path
+        if not target.exists() or target.read_text(encoding="utf-8") != text:
+            write_whole(target, text)
+            changed.append(path)
+    _report_catch_up(before, taken, changed)
+    return taken
+
+
+def chapters_before(root: Path, chapter: int | str) -> list[str]:
+    """The chapters before one that is named by its number or by (the beginning of) its name."""
+    names = notebooks.chapters(root)
+    wanted = f"{chapter:02d}" if isinstance(chapter, int) else str(chapter)
+    at = [i for i, name in enumerate(names) if name == wanted or name.split("_")[0] == wanted]
+    if len(at) != 1:
+        raise CourseError(f"there is no chapter {chapter!r}; the chapters are {', '.join(names)}")
+    return names[: at[0]]
+
+
+def _caught_up(
+    cell: BuildCell, mine: str, filename: str, *, overwrite: bool
+) -> tuple[str, list[str]]:
+    """The reader's file with what a build cell adds to it, and the names that it added."""
+    try:
+        module = parse(mine, filename)
+    except SyntaxError as error:
+        raise CourseError(f"{filename}, line {error.lineno}: {error.msg}; mend it first") from error
+    source = cell.parse()
+    there = {piece.names: piece for piece in module.pieces}
+    pieces: list[Piece] = []
+    taken: list[str] = []
+    for piece in source.pieces:
+        own = there.get(piece.names)
+        if own is None or overwrite:
+            if own is None or own.text != piece.text:
+                taken += piece.names
+            pieces.append(piece)
+        else:
+            text, grafted = stubs.graft(own.text, piece.text, lambda _, is_stub: is_stub)
+            taken += grafted
+            pieces.append(replace(piece, text=text))
+    head = source.head if module.head is None or overwrite else module.head
+    merged = merge(module, replace(source, head=head, pieces=pieces))
+    return emit(merged), taken
+
+
+def _report_catch_up(before: list[str], taken: list[str], changed: list[str]) -> None:
+    print(f"{len(taken)} definitions from {len(before)} chapters, {len(changed)} files written")
+    loaded = [path for path in changed if dotted(path) in sys.modules]
+    if loaded:
+        print(f"restart the kernel: it has loaded {', '.join(loaded)} as they were before")

@@ -1,0 +1,164 @@
+"""How far a reader is: with one definition (`course.check`), a chapter, and all of them."""
+
+from __future__ import annotations
+
+import functools
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from course import notebooks, stubs
+from course.builder import find_root
+from course.exercises import OPEN, RIGHT, WRONG, read_record
+from course.judging import Job, Judge
+from course.reference import find_written, to_write
+from course.source import PACKAGE, directive
+from course.workbook import BY_HAND, read_or_none, reference_root, running_chapter
+
+
+def check_lines(name: str) -> Iterator[str]:
+    """The verdicts of the checks that use a definition, on the package of the current folder."""
+    root, folder = reference_root(), find_root()
+    pieces = find_written(root, name)
+    chapter = pieces[0].chapter
+    yield f"{chapter}, “{pieces[0].heading}”"
+    if not pieces[0].path:
+        yield f"{name} lives in the notebook and in no file: run the cell with the chapter's checks"
+        return
+    done = written_in(folder)
+    missing = [piece.name for piece in pieces if not done.get((piece.path, piece.name), False)]
+    for piece in missing:
+        yield f"{OPEN:<12} {piece}"
+    if len(missing) == len(pieces):
+        return
+    keys = {f"{piece.path}:{piece.name}" for piece in pieces}
+    with Judge(root, chapter) as judge:
+        checks = tuple(c for c, names in uses(judge).items() if keys & set(names))
+        if checks:
+            yield from map(str, judge.run(Job(str(folder), checks)).verdicts)
+        else:
+            yield f"no check of {chapter} uses {name}; the cells below it show what it should do"
+
+
+def uses(judge: Judge) -> dict[str, list[str]]:
+    """Which definitions each check of a chapter calls, found by running it on the book's code."""
+    with tempfile.TemporaryDirectory(prefix="course-uses-") as name:
+        notebooks.build(judge.root, Path(name))
+        return judge.run(Job(name, trace=True)).used
+
+
+@functools.cache
+def checks_by_chapter() -> dict[str, tuple[str, ...]]:
+    """The check functions of each chapter, exercises included, in order."""
+    root = reference_root()
+    found: dict[str, tuple[str, ...]] = {}
+    for chapter in notebooks.chapters(root):
+        text = "\n".join(
+            c.source for c in notebooks.read(root, chapter).cells if c.cell_type == "code"
+        )
+        found[chapter] = tuple(dict.fromkeys(re.findall(r"^def (check_\w+)\(", text, re.MULTILINE)))
+    return found
+
+
+def chapter_of_checks(names: list[str]) -> str | None:
+    """The chapter that defines these checks: the running notebook if it does, else the first."""
+    homes = [c for c, checks in checks_by_chapter().items() if set(names) <= set(checks)]
+    running = running_chapter()
+    return running if running in homes else next(iter(homes), None)
+
+
+def hand_written(folder: Path, chapter: str) -> set[str]:
+    """The functions of an ordinary cell (`BY_HAND`) that a workbook has more than a stub of."""
+    notebook = read_or_none(folder / "notebooks" / f"{chapter}.ipynb")
+    cells = [c.source for c in notebook.cells if c.cell_type == "code"] if notebook else []
+    found = {}
+    for text in cells:
+        if text.lstrip().startswith(("%", "!")) or directive(text) is not None:
+            continue
+        found.update(stubs.written(text))
+    return {n for n in BY_HAND.get(chapter, set()) if found.get(n, False)}
+
+
+def written_in(folder: Path) -> dict[tuple[str, str], bool]:
+    """For each function of a folder's package whether it is more than a stub."""
+    return {
+        (path.relative_to(folder).as_posix(), name): is_written
+        for path in sorted((folder / PACKAGE).rglob("*.py"))
+        for name, is_written in stubs.written(path.read_text(encoding="utf-8")).items()
+    }
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a chapter of a folder of workbooks is."""
+
+    chapter: str
+    written: int  # functions that are no stubs any more
+    to_write: int
+    verdicts: dict[str, str]  # check → its last verdict
+
+    def count(self, kind: str) -> int:
+        """How many checks have this verdict."""
+        return sum(found == kind for found in self.verdicts.values())
+
+
+def chapters_so_far(root: Path, folder: Path, *, run: bool = False) -> Iterator[Progress]:
+    """The progress of each chapter, with the last verdicts, or with new ones (`run`)."""
+    done, record = written_in(folder), read_record(folder)
+    for chapter in notebooks.chapters(root):
+        pieces = to_write(root, [chapter])
+        in_notebook = hand_written(folder, chapter)
+        count = sum(
+            done.get((p.path, p.name), False) if p.path else p.name in in_notebook for p in pieces
+        )
+        verdicts = dict.fromkeys(checks_by_chapter()[chapter], OPEN) | record.get(chapter, {})
+        if run and count and any(piece.path for piece in pieces):
+            with Judge(root, chapter) as judge:
+                verdicts |= {v.name: v.kind for v in judge.run(Job(str(folder))).verdicts}
+        yield Progress(chapter, count, len(pieces), verdicts)
+
+
+def status_lines(root: Path, folder: Path, *, run: bool = True) -> Iterator[str]:
+    """The progress over all chapters as a table."""
+    yield f"{'chapter':<20} {'written':>9}  {'right':>5} {'wrong':>5} {'not started':>11}"
+    for p in chapters_so_far(root, folder, run=run):
+        written = f"{p.written}/{p.to_write}" if p.to_write else "–"
+        kinds = f"{p.count(RIGHT):>5} {p.count(WRONG):>5} {p.count(OPEN):>11}"
+        yield f"{p.chapter:<20} {written:>9}  {kinds}"
+        for name in (n for n, kind in p.verdicts.items() if kind == WRONG):
+            yield f"{'':<20} wrong: {name}"
+
+
+def progress() -> Any:
+    """A picture of how far each chapter is: what is written, and the last verdict of each check."""
+    from course import draw
+
+    folder = find_root()
+    found = list(chapters_so_far(reference_root(), folder))
+    said = ", ".join(
+        f"{p.chapter}: {p.written} of {p.to_write} written, {p.count('right')} of "
+        f"{len(p.verdicts)} checks right"
+        for p in found
+    )
+    height = 60 + 34 * len(found)
+    c = draw.Canvas(draw.PHONE_WIDTH, height, title="Your minisgl so far", desc=said)
+    for row, p in enumerate(found):
+        y = 12 + 34 * row
+        c.text(12, y + 12, p.chapter, size=13)
+        columns = [("new", p.written, p.to_write), ("cached", p.count("right"), len(p.verdicts))]
+        for x, (kind, done, of) in zip((134, 296), columns, strict=True):
+            _bar(c, x, y, 90, done, of, kind)
+            c.text(x + 96, y + 12, f"{done}/{of}" if of else "–", size=13, muted=True)
+    c.legend(12, height - 28, [("new", "written"), ("cached", "checks right"), ("todo", "to do")])
+    return c
+
+
+def _bar(c: Any, x: float, y: float, width: float, done: int, of: int, kind: str) -> None:
+    share = done / of if of else 0.0
+    if share:
+        c.box(x, y, width * share, 22, kind=kind)
+    if share < 1 and of:
+        c.box(x + width * share, y, width * (1 - share), 22, kind="todo")

@@ -1,0 +1,336 @@
+"""Workbooks: the chapters with stubs in place of the code, for readers who write it themselves.
+
+A folder of workbooks is a root of its own (`.minisgl-root`): its `notebooks/` are computed from the
+chapters here, and its `minisgl/` begins empty and grows as the reader runs build cells. What a
+kernel does there is in `course.guard`; the reference is handed out by `course.reference`, the
+checks judge in `course.exercises`, and `course.status` says how far a reader is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import nbformat
+from nbformat import NotebookNode
+
+from course import notebooks, stubs
+from course.builder import WORKBOOK_MARKER
+from course.notebooks import CourseError
+from course.source import PACKAGE, directive, module_name, write_whole
+
+# Functions that a chapter defines in ordinary cells, and that are its subject.
+BY_HAND = {
+    "00_tiny_engine": {"rmsnorm", "rope", "attention", "mlp", "layer", "forward", "generate"},
+    "stage1_milestone": {"admit", "turn", "serve"},
+}
+# Where the docstring and the prose do not say enough to write the body: file → name → a line.
+_HINTS = {
+    "core.py": {
+        "_require": 'the message: f"{name} must be {wanted}, got {got!r}: {hint}"',
+        "SamplingParams.__post_init__": (
+            "finite temperature, top_k >= -1, 0 <= top_p <= 1, max_tokens >= 1"
+        ),
+        "_check_req": (
+            "ids 1-D, int32, on the CPU, not empty; 0 <= cached_len < their number; others >= 0"
+        ),
+        "Req.append_host": "_check_append first; int32 stays; a new tensor",
+        "Context.forward_batch": "`yield` once; clear also when the pass fails",
+    },
+    "layers/base.py": {
+        "_concat_prefix": "joined by a dot; an empty prefix adds nothing",
+        "BaseOP.load_state_dict": "a parent that has checked everything calls with `_internal`",
+    },
+    "kernel/linear.py": {
+        "supported_linear_kernels": "`auto`, `torch`, and NAME for each file linear_NAME.py here",
+    },
+    "layers/linear.py": {"_LinearTPImpl.__init__": "shapes of weights are [out, in]"},
+    "layers/rotary.py": {
+        "_yarn_context": (
+            "original_max_position_embeddings, else max_position; factor, else their ratio"
+        ),
+        "_yarn_inv_freq": (
+            "the pair that makes t turns is dim * log(original / (2 pi t)) / (2 log base); the "
+            "ramp's ends are rounded outward (floor, ceil) unless `truncate` is false, and limited "
+            "to 0 … dim - 1"
+        ),
+    },
+    "layers/embedding.py": {
+        "ParallelLMHead.forward": (
+            "in prefill `batch.attn_metadata.get_last_indices(batch.size)` are the rows to keep"
+        ),
+    },
+    "layers/attention.py": {
+        "AttentionLayer.forward": (
+            "the backend is called with (q, k, v, layer_id, batch), each of the first three "
+            "[num_tokens, heads, head_dim]"
+        ),
+    },
+    "utils/logger.py": {
+        "RankLogger.process": "the settings are in `self.extra`; parts of the prefix joined by `|`",
+        "init_logger": (
+            "a line is `[2026-01-01|12:00:00|NAME] LEVEL message`; one handler, also when called "
+            "twice; `propagate` off, or lines come twice"
+        ),
+    },
+    "utils/hf.py": {
+        "_load_hf_config": (
+            "a model_type that transformers does not know comes back as a plain PretrainedConfig"
+        ),
+    },
+    "models/config.py": {
+        "_attention_switches": "the keys are has_qkv_bias, has_o_bias, has_qk_norm, in this order",
+        "_refuse_unsupported": (
+            "an architecture that is not registered (none given: nothing to refuse), "
+            "quantization_config, mlp_bias, mlp_only_layers, decoder_sparse_step other than 1"
+        ),
+        "_max_position": (
+            "no window counts if use_sliding_window is false, if no layer of layer_types slides, "
+            "or if max_window_layers covers all layers"
+        ),
+        "_rope": (
+            "the default kind has no scaling, and other kinds get original_max_position_embeddings "
+            "if it is missing; settings per kind of layer and partial_rotary_factor are refused"
+        ),
+    },
+    "models/utils.py": {
+        "make_mlp": "the later class is `MoEMLP` of minisgl.models.qwen3_moe; see `import_later`",
+    },
+    "scheduler/free_list.py": {
+        "FreeList.__init__": "a new list hands out 0, 1, 2, …",
+        "FreeList.give_back": (
+            "numbers that come back together are handed out in the order in which they came back"
+        ),
+    },
+    "kvcache/mha_pool.py": {
+        "MHAKVCache.__init__": "more ranks than KV heads: each has a copy (`allow_replicate`)",
+    },
+    "moe/__init__.py": {
+        "create_fused_moe_backend": "the later class is `FusedMoe` of minisgl.moe.fused",
+    },
+    "engine/graph.py": {
+        "_determine_cuda_graph_bs": "the largest: 256 with more than 80 GiB free, else 160",
+    },
+    "engine/engine.py": {
+        "plan_memory": "the override changes the number of pages and not the budget",
+        "_claim_process": "a rank that is set already and the same stays, without an error",
+        "_plan": "the group that `Engine.__init__` got from `_init_communication` is tp_cpu_group",
+        "_make_page_table": "width: max_seq_len rounded up to a multiple of 32",
+    },
+}
+HINTS = {(f"{PACKAGE}/{file}", n): hint for file, own in _HINTS.items() for n, hint in own.items()}
+# What the workbooks hold in full: there is nothing to learn from writing it, or nothing tells how.
+GIVEN = {
+    ("minisgl/utils/torch_utils.py", "nvtx_annotate"),
+    ("minisgl/utils/device.py", "_cgroup_folders"),
+    ("minisgl/utils/device.py", "_numbers"),
+    ("minisgl/utils/device.py", "_droppable"),
+}
+META = "minisgl_course"  # where a workbook's metadata say what it was made from
+GUIDE = """\
+> **This is a workbook.** Where the chapter has code, you find stubs: the signature, the docstring
+> and a line of hint. Replace the line that raises, run the cell, and your `minisgl` grows. A cell
+> that needs something you have not written yet says so in one line, so *Run All* always works.
+>
+> * What stands below a cell before you run it is what the book's code printed.
+> * The checks say *not started*, *wrong* or *right* for each promise of the chapter.
+> * `course.reveal("{example}")` shows the book's version of one definition.
+> * `course.catch_up("{chapter}")`, once the first code cell has run, writes everything from the
+>   chapters before this one that you have not written. It never touches what you wrote.
+> * `course.progress()` shows how far you are.
+"""
+
+
+def reference_root() -> Path:
+    """The repository: the folder with the chapters that this package belongs to."""
+    return Path(__file__).resolve().parent.parent
+
+
+def is_workbook(root: Path) -> bool:
+    """Whether `root` is a folder of workbooks."""
+    return (root / WORKBOOK_MARKER).is_file()
+
+
+def running_chapter() -> str:
+    """The chapter whose notebook runs in this process, as far as Jupyter says so, or ''."""
+    return Path(os.environ.get("JPY_SESSION_NAME", "")).stem
+
+
+def dotted(path: str) -> str:
+    """`minisgl/kvcache/base.py` → `minisgl.kvcache.base`."""
+    return module_name(PurePosixPath(path))
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What `generate` did: names of chapters."""
+
+    written: list[str]
+    unchanged: list[str]
+    kept: list[str]  # edited by the reader, and so left alone
+
+
+def generate(root: Path, folder: Path, *, answers: bool = False) -> Generated:
+    """Write a workbook for each chapter into `folder`, and what belongs around them.
+
+    A workbook whose cells the reader has edited is never touched; one that is as it was generated
+    is brought up to date. Raises CourseError for a folder that is something else.
+    """
+    folder = folder.resolve()
+    _check_folder(root, folder)
+    (folder / "notebooks").mkdir(parents=True, exist_ok=True)
+    (folder / PACKAGE).mkdir(exist_ok=True)
+    marker = folder / WORKBOOK_MARKER
+    if not marker.exists():
+        text = "The minisgl that grows here is built by the workbooks in notebooks/.\n"
+        write_whole(marker, text)
+    _copy_pages(root, folder)
+    done = Generated([], [], [])
+    for chapter in notebooks.chapters(root):
+        target = folder / "notebooks" / f"{chapter}.ipynb"
+        fresh = workbook(root, chapter, folder, answers=answers)
+        if target.exists():
+            there = read_or_none(target)
+            if there is None or _digest(there) != there.metadata.get(META, {}).get("cells"):
+                done.kept.append(chapter)
+                continue
+            if _digest(there) == _digest(fresh):
+                done.unchanged.append(chapter)
+                continue
+        write_whole(target, nbformat.writes(fresh) + "\n")
+        done.written.append(chapter)
+    return done
+
+
+def _check_folder(root: Path, folder: Path) -> None:
+    if folder == root or root / "notebooks" in (folder, *folder.parents):
+        raise CourseError(f"{folder} holds the course itself; name another folder")
+    if (folder / "_toc.yml").exists():
+        raise CourseError(f"{folder} holds a book (_toc.yml); name another folder")
+    if folder.exists() and not is_workbook(folder) and any(folder.iterdir()):
+        raise CourseError(
+            f"{folder} is neither empty nor a folder of workbooks, and nothing in it was touched; "
+            "name a new folder"
+        )
+
+
+def _copy_pages(root: Path, folder: Path) -> None:
+    """The pages that chapters link to, so that their relative links work in the workbook too."""
+    target = folder / "book"
+    target.mkdir(exist_ok=True)
+    for page in sorted((root / "book").glob("*.md")):
+        shutil.copyfile(page, target / page.name)
+
+
+def read_or_none(path: Path) -> NotebookNode | None:
+    try:
+        return nbformat.read(path, as_version=4)
+    except Exception:  # half saved, or no notebook: the reader's all the same
+        return None
+
+
+def _digest(notebook: NotebookNode) -> str:
+    """A hash of what a person writes in a notebook: kinds and texts of cells."""
+    cells = [[cell.cell_type, cell.source] for cell in notebook.cells]
+    return hashlib.sha256(json.dumps(cells).encode("utf-8")).hexdigest()
+
+
+def workbook(root: Path, chapter: str, folder: Path, *, answers: bool = False) -> NotebookNode:
+    """The workbook of one chapter, for a `folder` of workbooks."""
+    source = notebooks.read(root, chapter)
+    cells: list[NotebookNode] = []
+    names: list[str] = []
+    in_exercises = False
+    for cell in source.cells:
+        if cell.cell_type == "markdown":
+            text = _fix_links(root, folder, cell.source)
+            sections = re.split(r"^(?=## )", text, flags=re.MULTILINE)
+            for i, section in enumerate(sections):
+                if section.startswith("## "):
+                    in_exercises = section.startswith("## Exercise")
+                if in_exercises and not answers:
+                    sections[i] = re.sub(r"<details>.*?</details>\s*", "", section, flags=re.DOTALL)
+            text = "".join(sections).strip()
+            if text:
+                cells.append(_markdown(text, cell.id))
+        elif cell.cell_type == "code" and not (in_exercises and not answers and _is_answer(cell)):
+            text, left = stubbed(chapter, cell.source)
+            names += left
+            cells.append(_code_cell(cell, text, keep_outputs=not left))
+    example = next((n for n in names if "." in n and "__" not in n), (names or ["Req"])[0])
+    guide = GUIDE.format(example=example, chapter=chapter.split("_")[0])
+    cells.insert(1, _markdown(guide.strip(), "workbook-guide"))
+    made = nbformat.v4.new_notebook(cells=cells, metadata={**source.metadata})
+    made.metadata.pop("widgets", None)
+    made.nbformat, made.nbformat_minor = 4, 5
+    made.metadata[META] = {"chapter": chapter, "cells": _digest(made)}
+    return made
+
+
+def _is_answer(cell: NotebookNode) -> bool:
+    """Whether a code cell of the exercises gives an answer away."""
+    hidden = {"hide-input", "hide-cell"} & set(cell.metadata.get("tags", []))
+    return bool(hidden) or "must_pass=True" in cell.source
+
+
+def stubbed(chapter: str, text: str) -> tuple[str, list[str]]:
+    """A code cell of a workbook, and the functions that it leaves to the reader."""
+    path = directive(text)
+    if path is not None:
+        hints = {name: hint for (file, name), hint in HINTS.items() if file == path}
+        return stubs.stub(text, lambda name: (path, name) not in GIVEN, hints)
+    own = BY_HAND.get(chapter, set())
+    if own and any(re.search(rf"^def {name}\(", text, flags=re.MULTILINE) for name in own):
+        return stubs.stub(text, own.__contains__)
+    return text, []
+
+
+def _markdown(text: str, ident: str) -> NotebookNode:
+    cell = nbformat.v4.new_markdown_cell(text)
+    cell.id = ident
+    return cell
+
+
+def _code_cell(old: NotebookNode, text: str, *, keep_outputs: bool) -> NotebookNode:
+    """A code cell with the outputs that the book printed, as far as they show what to reach."""
+    cell = nbformat.v4.new_code_cell(text)
+    cell.id = old.id
+    kept = {k: old.metadata[k] for k in ("tags", "jupyter") if k in old.metadata}
+    cell.metadata = nbformat.from_dict(kept)
+    judged = re.search(r"\bcourse\.(run_checks|judge)\(", text)
+    if keep_outputs and not judged and directive(text) is None:
+        cell.outputs = [_without_view(o) for o in old.outputs if o.get("name") != "stderr"]
+        for output in cell.outputs:
+            if "execution_count" in output:
+                output.execution_count = None
+    return cell
+
+
+def _without_view(output: NotebookNode) -> NotebookNode:
+    """An output without the live widget, which no kernel stands behind; its picture stays."""
+    if notebooks.WIDGET_VIEW not in output.get("data", {}):
+        return output
+    data = {k: v for k, v in output.data.items() if k != notebooks.WIDGET_VIEW}
+    return nbformat.from_dict({**output, "data": data})
+
+
+def _fix_links(root: Path, folder: Path, text: str) -> str:
+    """Relative links that lead to a file of the repository which the folder does not have."""
+
+    def fix(found: re.Match[str]) -> str:
+        link, anchor = found[2], found[3] or ""
+        if "://" in link or link.startswith(("#", "mailto:")):
+            return found[0]
+        lies = (root / "notebooks" / link).resolve()
+        pages = {root / "notebooks", root / "book"}
+        is_copied = lies.parent in pages and lies.suffix in {".ipynb", ".md"}
+        if is_copied or not lies.exists():
+            return found[0]
+        return f"{found[1]}({Path(os.path.relpath(lies, folder / 'notebooks')).as_posix()}{anchor})"
+
+    return re.sub(r"(\])\(([^)#\s]+)(#[^)\s]*)?\)", fix, text)

@@ -1,0 +1,281 @@
+"""Other solutions of chapter 04: the first ones are wrong, the last ones right but different."""
+
+from course.mutations import Change
+
+POOL = "minisgl/kvcache/mha_pool.py"
+STORE = "minisgl/kernel/store.py"
+LIST = "minisgl/scheduler/free_list.py"
+TABLE = "minisgl/scheduler/table.py"
+CACHE = "minisgl/scheduler/cache.py"
+
+CHANGES = [
+    Change(
+        "the pool has no page for the dummy",
+        POOL,
+        "MHAKVCache.__init__",
+        "num_pages + 1",
+        "num_pages",
+        "check_pool",
+        "[5, 8, 2, 4]",
+    ),
+    Change(
+        "K and V in the same half of the pool",
+        POOL,
+        "MHAKVCache.v_cache",
+        "[1, index]",
+        "[0, index]",
+        "check_pool",
+        "K is not where it belongs",
+    ),
+    Change(
+        "every layer writes into layer 0",
+        POOL,
+        "MHAKVCache.store_kv",
+        "k_slots = self.k_cache(layer_id)",
+        "k_slots = self.k_cache(0)",
+        "check_pool",
+        "K is not where it belongs",
+    ),
+    Change(
+        "K and V are swapped when stored",
+        POOL,
+        "MHAKVCache.store_kv",
+        "out_loc, k, v)",
+        "out_loc, v, k)",
+        "check_pool",
+        "K is not where it belongs",
+    ),
+    Change(
+        "the slots of a layer are copied before they are written",
+        POOL,
+        "MHAKVCache.store_kv",
+        "v_slots = self.v_cache(layer_id).flatten(0, 1)",
+        "v_slots = self.v_cache(layer_id).flatten(0, 1).clone()",
+        "check_pool",
+        "V is not where it belongs",
+    ),
+    Change(
+        "a location is read as page and offset with the wrong page size",
+        POOL,
+        "MHAKVCache.store_kv",
+        "store_cache(k_slots, v_slots, out_loc, k, v)",
+        "store_cache(k_slots, v_slots, out_loc // self.page_size, k, v)",
+        "check_pool",
+        "K is not where it belongs",
+    ),
+    Change(
+        "one K for many slots is broadcast without a word",
+        STORE,
+        "store_cache",
+        None,
+        "    k_cache[indices] = k.reshape(len(k), *k_cache.shape[1:])\n"
+        "    v_cache[indices] = v.reshape(len(v), *v_cache.shape[1:])",
+        "check_store_refuses_a_misfit",
+        "ValueError",
+    ),
+    Change(
+        "a page too late: the token just sampled is not counted",
+        CACHE,
+        "new_pages",
+        "div_ceil(req.device_len, page_size)",
+        "div_ceil(req.device_len - 1, page_size)",
+        "check_growth",
+        "pages for",
+    ),
+    Change(
+        "a page too early: room for a token that is not there yet",
+        CACHE,
+        "new_pages",
+        "div_ceil(req.device_len, page_size)",
+        "div_ceil(req.device_len + 1, page_size)",
+        "check_growth",
+        "pages for",
+    ),
+    Change(
+        "a page that is begun is allocated again",
+        CACHE,
+        "new_pages",
+        "div_ceil(req.cached_len, page_size)",
+        "req.cached_len // page_size",
+        "check_growth",
+        "pages for",
+    ),
+    Change(
+        "the page table holds page numbers, not locations",
+        CACHE,
+        "PageAllocator._page_to_token",
+        "(pages[:, None] * self.page_size + offsets)",
+        "(pages[:, None] + 0 * offsets)",
+        "check_worked_numbers",
+        "the row reads",
+    ),
+    Change(
+        "a page begins one slot late",
+        CACHE,
+        "PageAllocator._page_to_token",
+        "torch.arange(self.page_size,",
+        "torch.arange(1, self.page_size + 1,",
+        "check_worked_numbers",
+        "the row reads",
+    ),
+    Change(
+        "the slots of two pages are interleaved",
+        CACHE,
+        "PageAllocator._page_to_token",
+        "(pages[:, None] * self.page_size + offsets).flatten()",
+        "(pages * self.page_size + offsets[:, None]).flatten()",
+        "check_worked_numbers",
+        "the row reads",
+    ),
+    Change(
+        "pages are written into the wrong row",
+        CACHE,
+        "_write_page_table",
+        "torch.tensor([row for row, _, _ in allocation_info])",
+        "torch.arange(len(allocation_info))",
+        "check_random_life",
+        "",
+    ),
+    Change(
+        "only the first page comes back",
+        CACHE,
+        "PageAllocator._free",
+        "indices[:: self.page_size] // self.page_size",
+        "indices[:1] // self.page_size",
+        "check_random_life",
+        "unaccounted for",
+    ),
+    Change(
+        "each slot gives its page back, not each page once",
+        CACHE,
+        "PageAllocator._free",
+        "indices[:: self.page_size] // self.page_size",
+        "indices // self.page_size",
+        "check_random_life",
+        "comes twice",
+    ),
+    Change(
+        "a request that leaves keeps its pages",
+        CACHE,
+        "CacheManager.cache_req",
+        "self._free(torch.cat([spare, tail]) if finished else spare)",
+        "self._free(spare)",
+        "check_random_life",
+        "unaccounted for",
+    ),
+    Change(
+        "a row that ends is not pointed at the dummy",
+        CACHE,
+        "CacheManager.cache_req",
+        "        if finished:\n            self.page_table[req.table_idx] = "
+        "self.num_pages * self.page_size\n        else:",
+        "        if not finished:",
+        "check_a_finished_row_points_at_the_dummy",
+        "dummy",
+    ),
+    Change(
+        "the whole prompt is looked up, and nothing is left to compute",
+        CACHE,
+        "CacheManager.match_req",
+        "req.input_ids[:-1]",
+        "req.input_ids",
+        "check_last_token_is_never_looked_up",
+        "[[0, 1, 2]]",
+    ),
+    Change(
+        "taking too many hands out what there is",
+        LIST,
+        "FreeList.take",
+        "if not 0 <= count <= len(self._free):",
+        "count = min(count, len(self._free))\n        if count < 0:",
+        "check_errors_change_nothing",
+        "",
+    ),
+    Change(
+        "freeing twice is not noticed",
+        LIST,
+        "FreeList.give_back",
+        "if strangers := returned - self._taken:",
+        "if strangers := returned - set(range(self.size)):",
+        "check_errors_change_nothing",
+        "an error was expected",
+    ),
+    Change(
+        "half of a bad return is taken back before the error",
+        LIST,
+        "FreeList.give_back",
+        "        returned = set(numbers)\n",
+        "        returned = set(numbers)\n"
+        "        for number in sorted(numbers, reverse=True):\n"
+        "            if number in self._taken:\n"
+        "                self._taken.discard(number)\n"
+        "                self._free.append(number)\n"
+        "                numbers.remove(number)\n"
+        "        returned = set(numbers)\n",
+        "check_errors_change_nothing",
+        "",
+    ),
+    Change(
+        "the dummy's row is handed out",
+        TABLE,
+        "TableManager.__init__",
+        "FreeList(max_running_reqs, ",
+        "FreeList(max_running_reqs + 1, ",
+        "check_rows_and_token_pool",
+        "dummy",
+    ),
+    Change(
+        "the token pool begins with invalid ids",
+        TABLE,
+        "TableManager.__init__",
+        "torch.zeros_like(page_table, dtype=torch.int32)",
+        "torch.full_like(page_table, -1, dtype=torch.int32)",
+        "check_rows_and_token_pool",
+        "valid",
+    ),
+    Change(
+        "the token pool is the page table itself",
+        TABLE,
+        "TableManager.__init__",
+        "torch.zeros_like(page_table, dtype=torch.int32)",
+        "page_table",
+        "check_rows_and_token_pool",
+        "page table",
+    ),
+    Change(
+        "what came back last is handed out last",
+        LIST,
+        "FreeList.take",
+        "[self._free.pop() for _ in range(count)]",
+        "[self._free.pop(0) for _ in range(count)]",
+        "check_worked_numbers",
+        "the row reads",
+    ),
+    # Right, in another way.
+    Change(
+        "a loop over the rows instead of one index",
+        CACHE,
+        "_write_page_table",
+        None,
+        "    done = 0\n"
+        "    for row, first, last in allocation_info:\n"
+        "        end = min(last * page_size, page_table.shape[1])\n"
+        "        count = end - first * page_size\n"
+        "        page_table[row, first * page_size : end] = allocated[done : done + count]\n"
+        "        done += (last - first) * page_size",
+    ),
+    Change(
+        "store by index_copy_",
+        STORE,
+        "store_cache",
+        "    k_cache[indices] = k.reshape(num_tokens, k_cache.shape[1])",
+        "    k_cache.index_copy_(0, indices.long(), k.reshape(num_tokens, -1))",
+    ),
+    Change(
+        "the pool is zeroed first",
+        POOL,
+        "MHAKVCache.__init__",
+        "torch.empty(shape",
+        "torch.zeros(shape",
+    ),
+]

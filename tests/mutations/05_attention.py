@@ -1,0 +1,258 @@
+"""Other solutions of chapter 05: the first ones are wrong, the last ones right but different."""
+
+from course.mutations import Change
+
+UTILS = "minisgl/attention/utils.py"
+PLANS = "minisgl/attention/torch_plans.py"
+TORCH = "minisgl/attention/torch_backend.py"
+INIT = "minisgl/attention/__init__.py"
+PAGES = "check_pages_and_heads"
+ALIKE = "check_all_plans_decode_alike"
+
+CHANGES = [
+    Change(
+        "the mask is aligned top left",
+        UTILS,
+        "causal_mask",
+        "diagonal=kv_len - q_len",
+        "diagonal=0",
+        "check_causal_mask",
+        "[1, 0, 0, 0, 0]",
+    ),
+    Change(
+        "a query does not see itself",
+        UTILS,
+        "causal_mask",
+        "diagonal=kv_len - q_len",
+        "diagonal=kv_len - q_len - 1",
+        "check_causal_mask",
+        "[1, 1, 1, 0, 0]",
+    ),
+    Change(
+        "the mask is turned over: a query sees what comes after it",
+        UTILS,
+        "causal_mask",
+        "everything.tril(diagonal=kv_len - q_len)",
+        "everything.triu(diagonal=kv_len - q_len)",
+        "check_causal_mask",
+        "came:",
+    ),
+    Change(
+        "more queries than keys are answered with NaN",
+        UTILS,
+        "causal_mask",
+        "if not 1 <= q_len <= kv_len:",
+        "if q_len < 1:",
+        "check_more_queries_than_keys",
+        "should raise ValueError",
+    ),
+    Change(
+        "the cumulative lengths do not begin with 0",
+        UTILS,
+        "cumulative_lengths",
+        "[0, *accumulate(lengths)]",
+        "list(accumulate(lengths))",
+        "check_worked_example",
+        "",
+    ),
+    Change(
+        "the last index is one past the end",
+        TORCH,
+        "TorchMetadata.get_last_indices",
+        "self.cu_seqlens_q[1 : bs + 1] - 1",
+        "self.cu_seqlens_q[1 : bs + 1]",
+        "check_worked_example",
+        "[6, 9, 10]",
+    ),
+    Change(
+        "the first index of each request, not the last",
+        TORCH,
+        "TorchMetadata.get_last_indices",
+        "self.cu_seqlens_q[1 : bs + 1] - 1",
+        "self.cu_seqlens_q[:bs]",
+        "check_worked_example",
+        "[0, 6, 9]",
+    ),
+    Change(
+        "the last indices of dummies, too",
+        TORCH,
+        "TorchMetadata.get_last_indices",
+        "[1 : bs + 1] - 1",
+        "[1:] - 1",
+        "check_worked_example",
+        "without the third",
+    ),
+    Change(
+        "cache_seqlens does not count the tokens of this pass",
+        TORCH,
+        "make_metadata",
+        "[req.device_len for req in reqs]",
+        "[max(req.cached_len, req.extend_len) for req in reqs]",
+        "check_worked_example",
+        "cu_seqlens_k",
+    ),
+    Change(
+        "reads first, writes second",
+        TORCH,
+        "TorchBackend.forward",
+        "        self.kv_cache.store_kv(k, v, batch.out_loc, layer_id)\n",
+        "",
+        PAGES,
+        "nan",
+    ),
+    Change(
+        "all requests attend with the first one's pages",
+        TORCH,
+        "make_metadata",
+        "torch.tensor([req.table_idx for req in reqs])",
+        "torch.tensor([0 for req in reqs])",
+        PAGES,
+        "page size 1",
+    ),
+    Change(
+        "the queries of the second request begin at 0 again",
+        PLANS,
+        "PerRequestPlan.__init__",
+        "            start += q_len",
+        "            start = q_len",
+        PAGES,
+        "page size 1",
+    ),
+    Change(
+        "is_causal for a prefix hit",
+        PLANS,
+        "PerRequestPlan.attend",
+        "attn_mask=bias, is_causal=square,",
+        "is_causal=q_heads.shape[2] > 1,",
+        PAGES,
+        "(4, 3)",
+    ),
+    Change(
+        "a prefill without any mask",
+        PLANS,
+        "PerRequestPlan.attend",
+        "is_causal=square, ",
+        "",
+        PAGES,
+        "(0, 6)",
+    ),
+    Change(
+        "query heads are dealt out to KV heads in turn",
+        PLANS,
+        "pool_columns",
+        "// (num_qo_heads // num_kv_heads)",
+        "% num_kv_heads",
+        PAGES,
+        "(9, 3)",
+    ),
+    Change(
+        "query groups are cut the wrong way in the gathered plan",
+        PLANS,
+        "GatheredDecodePlan.attend",
+        "q.reshape(self.bs, heads[0], -1, heads[1])",
+        "q.reshape(self.bs, -1, heads[0], heads[1]).transpose(1, 2)",
+        ALIKE,
+        "GatheredDecodePlan differs",
+    ),
+    Change(
+        "the sparse plan does not scale",
+        PLANS,
+        "SparseDecodePlan.attend",
+        "alpha=d**-0.5",
+        "alpha=1.0",
+        ALIKE,
+        "SparseDecodePlan differs",
+    ),
+    Change(
+        "padding reads slot 0, which is somebody else's",
+        PLANS,
+        "GatheredDecodePlan.__init__",
+        "page_table.gather(1, torch.minimum(position, last)).flatten()",
+        "(page_table[:, : self.max_len] * (position <= last)).flatten()",
+        "check_nobody_reads_foreign_slots",
+        "foreign",
+    ),
+    Change(
+        "the gathered plan does not mask the padding",
+        PLANS,
+        "GatheredDecodePlan.__init__",
+        "None if min(kv_lens) == self.max_len else as_bias(visible, dtype)",
+        "None",
+        ALIKE,
+        "GatheredDecodePlan differs",
+    ),
+    Change(
+        "one key too few is visible",
+        PLANS,
+        "GatheredDecodePlan.__init__",
+        "visible = (position <= last)",
+        "visible = (position < last)",
+        ALIKE,
+        "GatheredDecodePlan",
+    ),
+    Change(
+        "rows of different lengths are told apart one entry late",
+        PLANS,
+        "RaggedRows.__init__",
+        "torch.arange(max_len) < lengths[:, None]",
+        "torch.arange(max_len) <= lengths[:, None]",
+        ALIKE,
+        "",
+    ),
+    Change(
+        "five query heads share two KV heads, somehow",
+        TORCH,
+        "TorchBackend.__init__",
+        '        div_even(self.num_qo_heads, self.num_kv_heads, what="query heads")',
+        "        pass",
+        "check_uneven_heads_are_refused",
+        "should raise ValueError",
+    ),
+    Change(
+        "an unknown second name of a pair is accepted",
+        INIT,
+        "validate_attn_backend",
+        "[name for name in names if name not in known]",
+        "[name for name in names[:1] if name not in known]",
+        "check_names",
+        "'torch,flash' should be refused",
+    ),
+    # Right, in another way.
+    Change(
+        "the mask by comparing positions",
+        UTILS,
+        "causal_mask",
+        "    everything = torch.ones(q_len, kv_len, dtype=torch.bool, device=device)\n"
+        "    return everything.tril(diagonal=kv_len - q_len)",
+        "    query = torch.arange(kv_len - q_len, kv_len, device=device)\n"
+        "    return torch.arange(kv_len, device=device) <= query[:, None]",
+    ),
+    Change(
+        "cumulative lengths by cumsum",
+        UTILS,
+        "cumulative_lengths",
+        None,
+        "    lens = torch.tensor(list(lengths), dtype=torch.int32, device=device)\n"
+        "    zero = torch.zeros(1, dtype=torch.int32, device=device)\n"
+        "    return torch.cat([zero, lens.cumsum(0).to(torch.int32)])",
+    ),
+    Change(
+        "a mask for every segment, square or not",
+        PLANS,
+        "PerRequestPlan.__init__",
+        "if q_len not in (1, kv_len):",
+        "if q_len != kv_len:",
+    ),
+    Change(
+        "KV heads repeated for the gathered plan",
+        PLANS,
+        "GatheredDecodePlan.attend",
+        "        return F.scaled_dot_product_attention(q_groups, k, v, attn_mask=self.bias)"
+        ".reshape(q.shape)",
+        "        group = q_groups.shape[2]\n"
+        "        k, v = (t.repeat_interleave(group, dim=1) for t in (k, v))\n"
+        "        heads = q_groups.reshape(self.bs, -1, 1, q.shape[-1])\n"
+        "        return F.scaled_dot_product_attention(heads, k, v, attn_mask=self.bias)"
+        ".reshape(q.shape)",
+    ),
+]

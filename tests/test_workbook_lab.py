@@ -1,0 +1,84 @@
+"""A blank workbook in a real JupyterLab: untouched, then with the first pieces written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from lab import forget_outputs, jupyter_lab, opened, run_all
+
+from course import stubs, workbook
+
+ROOT = Path(__file__).resolve().parent.parent
+CHAPTER = "01_core"
+ERRORS = ".jp-OutputArea-output[data-mime-type*='error']"
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def books(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("books")
+    workbook.generate(ROOT, folder)
+    forget_outputs(folder / "notebooks" / f"{CHAPTER}.ipynb")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(books: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    home = tmp_path_factory.mktemp("jupyter")
+    with jupyter_lab(books / "notebooks", home, ROOT) as lab, opened(lab, CHAPTER) as page:
+        yield page
+
+
+def code_cell(page: Any, text: str) -> Any:
+    return page.locator(".jp-CodeCell", has_text=text).first
+
+
+def test_an_untouched_workbook_runs_through_and_says_what_is_missing(page: Any) -> None:
+    run_all(page)
+    errors = page.locator(ERRORS)
+    assert errors.count() == 0, errors.first.inner_text()
+    said = [text for text in page.locator(".jp-OutputArea-output").all_inner_texts() if text]
+    missing = [text for text in said if stubs.MARK in text]
+    assert len(missing) > 20
+    assert all(len(text.strip().splitlines()) == 1 for text in missing), missing
+    checks = code_cell(page, "course.run_checks(")
+    *verdicts, last = checks.locator(".jp-OutputArea-output").inner_text().strip().splitlines()
+    assert all(re.fullmatch(r"not started  check_\w+: .+ is not written yet", v) for v in verdicts)
+    assert last == f"{len(verdicts)} not started"
+
+
+def test_what_is_written_is_judged_at_once(page: Any, books: Path) -> None:
+    """Two cells are written as a reader would, the checks are run again, and one is right."""
+    chapter = nbformat.read(ROOT / "notebooks" / f"{CHAPTER}.ipynb", as_version=4)
+    for first in ("def _require", "class SamplingParams"):
+        solution = next(c.source for c in chapter.cells if first in c.source)
+        write_and_run(page, code_cell(page, first), solution)
+        assert first.split()[-1] in (books / "minisgl/core.py").read_text(encoding="utf-8")
+    checks = code_cell(page, "course.run_checks(")
+    checks.locator(".cm-content").click()
+    page.keyboard.press("Control+Enter")
+    checks.locator(".jp-OutputArea-output", has_text="right        check_greedy").wait_for()
+    assert page.locator(ERRORS).count() == 0
+
+
+def write_and_run(page: Any, cell: Any, text: str) -> None:
+    """Replace a cell's text by keyboard and run it, until it has reported what it built."""
+    before = cell.locator(".jp-InputPrompt").inner_text()
+    cell.locator(".cm-content").click()
+    page.keyboard.press("Control+A")
+    page.keyboard.insert_text(text)
+    page.keyboard.press("Control+Enter")
+    page.wait_for_function(
+        "([cell, before]) => /^\\[\\d+\\]:$/.test(cell.textContent) && cell.textContent != before",
+        arg=[cell.locator(".jp-InputPrompt").element_handle(), before],
+    )
+
+
+def test_the_workbook_asks_no_other_host(page: Any) -> None:
+    assert not page.course_watch.outside, page.course_watch.outside
