@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PORT ?= 8000
+# How many tests run side by side; each then computes with one thread.
+JOBS ?= 2
 # JupyterLab refuses to run as root unless told; in a container there is often no other user.
 LAB_FLAGS := $(if $(filter 0,$(shell id -u 2>/dev/null)),--allow-root)
 
@@ -30,7 +32,7 @@ lab: model html
 	$(BIN)/jupyter lab notebooks $(LAB_FLAGS)
 
 test: model
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 html: setup
 	$(BIN)/jupyter-book build .
