@@ -32,7 +32,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from course import guard, notebooks, stubs
-from course.exercises import WRONG, Verdict, verdict
+from course.exercises import WRONG, Verdict, in_package, verdict
 from course.source import PACKAGE, check_path, directive, module_name
 
 TIMEOUT = 120.0  # seconds for one job
@@ -378,7 +378,7 @@ def _set_up(made: Program, text: str, namespace: dict[str, Any]) -> None:
 
 def _not_set_up(error: BaseException) -> tuple[str, ...]:
     """What to say of checks whose helpers could not even be made."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if PACKAGE in f.filename]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if in_package(f)]
     at = f" (in {frames[-1].name}, line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
     return (f"before any check could run, it raised {type(error).__name__}: {error}{at}",)
 
