@@ -107,6 +107,16 @@ _HINTS = {
             "numbers that come back together are handed out in the order in which they came back"
         ),
     },
+    "scheduler/cache.py": {
+        "PageAllocator.lazy_free_region": (
+            "collect page numbers and not slots (see `_free`); give them back also after an error"
+        ),
+        "CacheManager.cache_req": (
+            "spare are the slots from the old handle's cached_len to what the cache already had; "
+            "finished: they and all that the cache did not take are freed; unfinished: keep and "
+            "lock the new handle, and point the row at its slots; in the end unlock the old handle"
+        ),
+    },
     "kvcache/mha_pool.py": {
         "MHAKVCache.__init__": "more ranks than KV heads: each has a copy (`allow_replicate`)",
     },
