@@ -232,7 +232,7 @@ def _compared(test: ast.expr, frame: FrameType) -> list[str]:
             if ok and not value:
                 return _compared(pair, frame)
         return []
-    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+    if isinstance(test, ast.Compare) and not isinstance(test.ops[0], ast.NotEq):
         sides = test.left, test.comparators[0]
         (ok_a, a), (ok_b, b) = (_evaluate(side, frame) for side in sides)
         if not (ok_a and ok_b):

@@ -279,7 +279,7 @@ def serve(root: Path, chapter: str) -> None:
 
 def _warm_up(made: Program) -> None:
     """Import and make what the children will need, but nothing of `minisgl`."""
-    from course.checkpoints import quiet, tiny
+    from course.checkpoints import TINY_NAMES, quiet, tiny
 
     quiet()
     for node in ast.walk(ast.parse(made.text)):
@@ -288,10 +288,9 @@ def _warm_up(made: Program) -> None:
             if PACKAGE not in single and "__future__" not in single:
                 with contextlib.suppress(ImportError):
                     exec(single, {})
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "course.tiny":
-            name = node.args[0] if node.args and not node.keywords else None
-            if isinstance(name, ast.Constant) and isinstance(name.value, str):
-                tiny(name.value)
+    if "course.tiny(" in made.text:
+        for name in TINY_NAMES:
+            tiny(name)
 
 
 def _in_child(made: Program, job: Job) -> Result:

@@ -123,6 +123,9 @@ _HINTS = {
     "moe/__init__.py": {
         "create_fused_moe_backend": "the later class is `FusedMoe` of minisgl.moe.fused",
     },
+    "engine/sample.py": {
+        "Sampler.prepare": "no temperature below 1e-6, also where 0 comes with a top_p below 1",
+    },
     "engine/graph.py": {
         "_determine_cuda_graph_bs": "the largest: 256 with more than 80 GiB free, else 160",
     },

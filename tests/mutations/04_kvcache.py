@@ -107,7 +107,7 @@ CHANGES = [
         "(pages[:, None] * self.page_size + offsets)",
         "(pages[:, None] + 0 * offsets)",
         "check_worked_numbers",
-        "the row reads",
+        "slots 32 and 80, got",
     ),
     Change(
         "a page begins one slot late",
@@ -116,7 +116,7 @@ CHANGES = [
         "torch.arange(self.page_size,",
         "torch.arange(1, self.page_size + 1,",
         "check_worked_numbers",
-        "the row reads",
+        "slots 32 and 80, got",
     ),
     Change(
         "the slots of two pages are interleaved",
@@ -125,7 +125,7 @@ CHANGES = [
         "(pages[:, None] * self.page_size + offsets).flatten()",
         "(pages * self.page_size + offsets[:, None]).flatten()",
         "check_worked_numbers",
-        "the row reads",
+        "slots 32 and 80, got",
     ),
     Change(
         "pages are written into the wrong row",
