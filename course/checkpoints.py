@@ -683,8 +683,9 @@ def _tiny(name: str, shards: int, seed: int, overrides: str) -> str:
     if unknown := [key for key in given if not hasattr(known, key)]:
         raise ValueError(f"{class_name} has no field {', '.join(unknown)}")
     config = config_class(**{**_TINY, **differences, **given})
-    network = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    _randomize(network, seed)
+    with torch.device("cpu"):  # whatever the caller is about to build elsewhere
+        network = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        _randomize(network, seed)
 
     folder = _tiny_root() / f"{name}-{len(list(_tiny_root().iterdir()))}"
     network.save_pretrained(folder, max_shard_size=_shard_bytes(network, shards))

@@ -106,12 +106,12 @@ def verdict(check: Callable[..., object], *attempt: Any) -> Verdict:
     with stubs_called() as called:
         try:
             check(*attempt)
-        except NotImplementedError as missing:
-            text = str(missing) or "replace the line that raises"
-            return Verdict(name, OPEN, (text.removeprefix(MARK) + _needed(text),))
         except AssertionError as wrong:
             failed = wrong
         except Exception as error:
+            if isinstance(error, NotImplementedError) and _is_stubs(error):
+                text = str(error) or "replace the line that raises"
+                return Verdict(name, OPEN, (text.removeprefix(MARK) + _needed(text),))
             open_piece = _unwritten(error, called)
             if open_piece:
                 return Verdict(name, OPEN, (open_piece + _needed(MARK),))
@@ -124,6 +124,20 @@ def verdict(check: Callable[..., object], *attempt: Any) -> Verdict:
     if called:
         return Verdict(name, OPEN, (called[0] + _needed(MARK),))
     return Verdict(name, WRONG, tuple([*_what(failed), *_at(failed)]))
+
+
+def _is_stubs(error: NotImplementedError) -> bool:
+    """Whether a stub raised it: one of ours, or an exercise's. PyTorch raises such errors, too."""
+    if str(error).startswith(MARK):
+        return True
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return (last.line or "").startswith("raise NotImplementedError") and not in_package(last)
+
+
+def in_package(frame: traceback.FrameSummary) -> bool:
+    """Whether a frame is of `minisgl`, as a file or as a cell that builds a part of it."""
+    is_cell = frame.filename.startswith(f"<cell of {PACKAGE}")
+    return is_cell or PACKAGE in Path(frame.filename).parts
 
 
 def _needed(text: str) -> str:
@@ -171,7 +185,7 @@ def _summary(function: Callable[..., object]) -> str:
 def _where(error: BaseException) -> list[str]:
     """The line of the package, or else of the notebook, that raised."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [f for f in frames if PACKAGE in f.filename] or frames
+    ours = [f for f in frames if in_package(f)] or frames
     frame = ours[-1]
     return [f"in {frame.name}, line {frame.lineno}: {frame.line}"]
 
@@ -218,7 +232,7 @@ def _compared(test: ast.expr, frame: FrameType) -> list[str]:
             if ok and not value:
                 return _compared(pair, frame)
         return []
-    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+    if isinstance(test, ast.Compare) and not isinstance(test.ops[0], ast.NotEq):
         sides = test.left, test.comparators[0]
         (ok_a, a), (ok_b, b) = (_evaluate(side, frame) for side in sides)
         if not (ok_a and ok_b):

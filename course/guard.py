@@ -10,6 +10,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from course import stubs
+from course.builder import builder
 from course.reference import Written, to_write
 from course.source import PACKAGE, directive, parse
 from course.workbook import dotted, is_workbook, reference_root, running_chapter
@@ -89,6 +90,15 @@ def _homes() -> dict[str, Written]:
     return homes
 
 
+def _is_written(home: Written | None) -> bool:
+    """Whether the reader's file has more than a stub of a definition."""
+    file = builder().root / home.path if home and home.path else None
+    if home is None or file is None or not file.is_file():
+        return False
+    found = stubs.written(file.read_text(encoding="utf-8"))
+    return found.get(home.name, False)
+
+
 class Guard:
     """Says in one line that a cell needs something unwritten, and lets *Run All* go on."""
 
@@ -119,7 +129,8 @@ class Guard:
         self.unwritten.forget(self.shell.user_ns, names, cause)
         home = _homes().get(cause)
         where = f" ({home.chapter}, “{home.heading}”)" if home else ""
-        print(f"{stubs.MARK}{cause}{where}")
+        said = "written, but its cell has not run here: " if _is_written(home) else stubs.MARK
+        print(f"{said}{cause}{where}")
 
     def _line(self, trace: TracebackType | None) -> int:
         """The line of the cell that an error came from."""

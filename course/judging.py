@@ -32,7 +32,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from course import guard, notebooks, stubs
-from course.exercises import WRONG, Verdict, verdict
+from course.exercises import WRONG, Verdict, in_package, verdict
 from course.source import PACKAGE, check_path, directive, module_name
 
 TIMEOUT = 120.0  # seconds for one job
@@ -279,7 +279,7 @@ def serve(root: Path, chapter: str) -> None:
 
 def _warm_up(made: Program) -> None:
     """Import and make what the children will need, but nothing of `minisgl`."""
-    from course.checkpoints import quiet, tiny
+    from course.checkpoints import TINY_NAMES, quiet, tiny
 
     quiet()
     for node in ast.walk(ast.parse(made.text)):
@@ -288,10 +288,9 @@ def _warm_up(made: Program) -> None:
             if PACKAGE not in single and "__future__" not in single:
                 with contextlib.suppress(ImportError):
                     exec(single, {})
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "course.tiny":
-            name = node.args[0] if node.args and not node.keywords else None
-            if isinstance(name, ast.Constant) and isinstance(name.value, str):
-                tiny(name.value)
+    if "course.tiny(" in made.text:
+        for name in TINY_NAMES:
+            tiny(name)
 
 
 def _in_child(made: Program, job: Job) -> Result:
@@ -378,7 +377,7 @@ def _set_up(made: Program, text: str, namespace: dict[str, Any]) -> None:
 
 def _not_set_up(error: BaseException) -> tuple[str, ...]:
     """What to say of checks whose helpers could not even be made."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if PACKAGE in f.filename]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if in_package(f)]
     at = f" (in {frames[-1].name}, line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
     return (f"before any check could run, it raised {type(error).__name__}: {error}{at}",)
 

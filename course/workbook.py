@@ -107,11 +107,24 @@ _HINTS = {
             "numbers that come back together are handed out in the order in which they came back"
         ),
     },
+    "scheduler/cache.py": {
+        "PageAllocator.lazy_free_region": (
+            "collect page numbers and not slots (see `_free`); give them back also after an error"
+        ),
+        "CacheManager.cache_req": (
+            "spare are the slots from the old handle's cached_len to what the cache already had; "
+            "finished: they and all that the cache did not take are freed; unfinished: keep and "
+            "lock the new handle, and point the row at its slots; in the end unlock the old handle"
+        ),
+    },
     "kvcache/mha_pool.py": {
         "MHAKVCache.__init__": "more ranks than KV heads: each has a copy (`allow_replicate`)",
     },
     "moe/__init__.py": {
         "create_fused_moe_backend": "the later class is `FusedMoe` of minisgl.moe.fused",
+    },
+    "engine/sample.py": {
+        "Sampler.prepare": "no temperature below 1e-6, also where 0 comes with a top_p below 1",
     },
     "engine/graph.py": {
         "_determine_cuda_graph_bs": "the largest: 256 with more than 80 GiB free, else 160",
@@ -135,9 +148,11 @@ META = "minisgl_course"  # where a workbook's metadata say what it was made from
 GUIDE = """\
 > **This is a workbook.** Where the chapter has code, you find stubs: the signature, the docstring
 > and a line of hint. Replace the line that raises, run the cell, and your `minisgl` grows. A cell
-> that needs something you have not written yet says so in one line, so *Run All* always works.
+> that needs something you have not written yet says so in one line, and *Run All* goes on. It stops
+> at a cell that shows something to be wrong.
 >
-> * What stands below a cell before you run it is what the book's code printed.
+> * What stands below a cell before you run it is what the book's code printed. To compare, unfold
+>   it again below.
 > * The checks say *not started*, *wrong* or *right* for each promise of the chapter.
 > * `course.reveal("{example}")` shows the book's version of one definition.
 > * `course.catch_up("{chapter}")`, once the first code cell has run, writes everything from the
@@ -262,6 +277,7 @@ def workbook(root: Path, chapter: str, folder: Path, *, answers: bool = False) -
             text, left = stubbed(chapter, cell.source)
             names += left
             cells.append(_code_cell(cell, text, keep_outputs=not left))
+            cells += _printed(cells[-1])
     example = next((n for n in names if "." in n and "__" not in n), (names or ["Req"])[0])
     guide = GUIDE.format(example=example, chapter=chapter.split("_")[0])
     cells.insert(1, _markdown(guide.strip(), "workbook-guide"))
@@ -309,6 +325,16 @@ def _code_cell(old: NotebookNode, text: str, *, keep_outputs: bool) -> NotebookN
             if "execution_count" in output:
                 output.execution_count = None
     return cell
+
+
+def _printed(cell: NotebookNode) -> list[NotebookNode]:
+    """What the book's cell printed, folded, to compare with when the cell has been run."""
+    text = "".join(o.text for o in cell.outputs if o.output_type == "stream")
+    if not text or "nbval-ignore-output" in cell.metadata.get("tags", []):
+        return []
+    folded = f"```text\n{text.rstrip()}\n```"
+    folded = f"<details><summary>What the book printed</summary>\n\n{folded}\n\n</details>"
+    return [_markdown(folded, f"{cell.id[:50]}-printed")]
 
 
 def _without_view(output: NotebookNode) -> NotebookNode:

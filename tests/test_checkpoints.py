@@ -553,6 +553,12 @@ def test_tiny_is_deterministic() -> None:
     assert tiny("qwen2") == str(again)
 
 
+def test_tiny_is_made_on_the_cpu_wherever_the_caller_builds() -> None:
+    with torch.device("meta"):
+        folder = tiny("llama", seed=7)
+    assert Path(folder, "model.safetensors").exists()
+
+
 @pytest.mark.parametrize("shards", [2, 3, 7])
 def test_tiny_in_shards(shards: int) -> None:
     folder = Path(tiny("llama-untied", shards=shards))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import torch
 
 from course import exercises, guard, mutations, notebooks, reference, status, stubs, workbook
 from course.__main__ import main
@@ -179,6 +180,7 @@ def test_a_workbook_keeps_the_prose_and_leaves_out_the_answers(books, tmp_path):
             if cell.cell_type == "markdown":
                 assert cell.source in full or "](../" in cell.source, f"{chapter}: {cell.source}"
         assert blank.count("<details>") < full.count("<details>")
+        assert "What the book printed" in blank
 
 
 def test_links_of_workbooks_lead_somewhere(books):
@@ -343,6 +345,10 @@ def stub_square(n):
     raise NotImplementedError("not written yet: square")
 
 
+def meta_square(n):
+    return torch.ones(n, device="meta").cpu()
+
+
 def swallowing(square):
     try:
         square(2)
@@ -354,6 +360,7 @@ def swallowing(square):
     ("check", "attempt", "kind", "said"),
     [
         (check_squares, lambda n: n**2, RIGHT, "squares"),
+        (check_squares, meta_square, WRONG, "it raised NotImplementedError|in meta_square"),
         (check_squares, stub_square, OPEN, "square is not written yet"),
         (swallowing, stub_square, OPEN, "square is not written yet"),
         (check_squares, lambda n: -n * n, WRONG, "look at the sign|came:    square(n) = -9"),

@@ -114,6 +114,15 @@ CHANGES = [
         "where do you round",
     ),
     Change(
+        "forward_inplace returns the result and leaves its argument alone",
+        LNORM,
+        "RMSNorm.forward_inplace",
+        ", out=x",
+        "",
+        "check_rmsnorm",
+        "should have changed its argument",
+    ),
+    Change(
         "the fused norm forgets the residual",
         NORM,
         "fused_add_rmsnorm",
@@ -147,7 +156,7 @@ CHANGES = [
         "total = residual + x",
         "total = residual.add_(x)",
         "check_fused_norm",
-        "",
+        "residual was changed",
     ),
     Change(
         "without a residual the normalized rows start the stream",

@@ -105,7 +105,7 @@ CHANGES = [
         "torch.cat([parts[name] for name in order])",
         "torch.cat(list(parts.values()))",
         "check_any_order",
-        "",
+        "merged in their own order",
     ),
     Change(
         "parts that lie in different files are lost",
@@ -159,7 +159,7 @@ CHANGES = [
         "(r * num_kv_heads // n, num_kv_heads)",
         "(r % num_kv_heads, num_kv_heads)",
         "check_ranks",
-        "(1, 4)",
+        "rank 1 of 4",
     ),
     Change(
         "the vocabulary's last range is not padded",
@@ -177,7 +177,16 @@ CHANGES = [
         "tensor.clone() if shared else tensor",
         "tensor",
         "check_own_memory",
-        "",
+        "rank 0 of 1",
+    ),
+    Change(
+        "only a view from the file's first byte on counts as shared",
+        WEIGHT,
+        "_own",
+        "tensor.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()",
+        "tensor.data_ptr() == source.data_ptr()",
+        "check_own_memory",
+        "rank 1 of 2",
     ),
     Change(
         "an index is not honored, all files are read",
