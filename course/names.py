@@ -358,7 +358,7 @@ def _linkable(node: nodes.Node) -> bool:
                 "cell_code_source",
             ):
                 return False
-            if {"toctree-wrapper", "lead"} & set(parent["classes"]):
+            if {"toctree-wrapper", "lead", "facts"} & set(parent["classes"]):
                 return False
         parent = parent.parent
     return True

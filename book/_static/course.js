@@ -219,8 +219,10 @@ window.FontAwesomeConfig = { observeMutations: false };
     tips(document.querySelector("article") || document.body);
     var page = document.querySelector("article") || document.body;
     page.querySelectorAll(".mg-player").forEach(player);
+    performance.mark("widgets-ready");
     frame(page);
     scrollers(page);
+    page.addEventListener("toggle", function (event) { scrollers(event.target); }, true);
     window.addEventListener("resize", function () {
       scrollers(page);
       page.querySelectorAll(".mg-stage").forEach(function (stage) { stage.style.minHeight = ""; });
