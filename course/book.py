@@ -136,7 +136,10 @@ def mathml(latex: str, *, display: bool = False) -> str:
     from latex2mathml.converter import convert
 
     text = str(convert(latex, display="block" if display else "inline"))
-    return re.sub(r"<mtext>.*?</mtext>", lambda m: m[0].replace(r"\_", "_"), text)
+    text = re.sub(r"<mtext>.*?</mtext>", lambda m: m[0].replace(r"\_", "_"), text)
+    return re.sub(
+        r"<mi>(ln|log|exp|max|min)</mi>(?=<m[in])", r'\g<0><mspace width="0.17em"/>', text
+    )
 
 
 def _visit_math(translator: Any, node: nodes.math | nodes.math_block) -> None:

@@ -239,7 +239,7 @@ class Names:
         """
         if "_" not in name.strip("_") or name.startswith("__") or name in ELSEWHERE:
             return None
-        if name in HOMES:
+        if HOMES.get(name) in self.classes:
             return _target(self.classes[HOMES[name]], name)
         owners = self.owners.get(name, [])
         roots = [d for d in owners if not any(b in {o.name for o in owners} for b in d.bases)]
@@ -358,7 +358,7 @@ def _linkable(node: nodes.Node) -> bool:
                 "cell_code_source",
             ):
                 return False
-            if {"toctree-wrapper", "lead"} & set(parent["classes"]):
+            if {"toctree-wrapper", "lead", "facts"} & set(parent["classes"]):
                 return False
         parent = parent.parent
     return True

@@ -330,7 +330,7 @@ class OfficialMap(SphinxDirective):
                 made.append(folders[folder])
             parent = folders[folder]
             if "/" in file:
-                section = self._section(names.anchor(f"map/{file}"), file)
+                section = self._section(names.anchor(f"map/{file}"), file.partition("/")[2])
                 parent += section
                 parent = section
             parent += self._file(file, files[file])

@@ -19,7 +19,7 @@ window.FontAwesomeConfig = { observeMutations: false };
   root.classList.add("mg-script");
 
   /* 1. Widgets (course/players.py). The page holds the first picture of each and all others as
-        templates; the controls show only where there is a script (the class is set below). */
+        templates; the controls show only where there is a script (the class above). */
   function player(box) {
     var stage = box.querySelector(".mg-stage");
     var bar = box.querySelector(".mg-bar");
@@ -207,18 +207,30 @@ window.FontAwesomeConfig = { observeMutations: false };
     document.addEventListener("keydown", function (event) { if (event.key === "Escape") hide(); });
   }
 
+  /* 3. What scrolls by itself can be scrolled by keyboard. */
+  function scrollers(page) {
+    page.querySelectorAll("pre, .pst-scrollable-table-container, div.math").forEach(function (box) {
+      if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
+      else box.removeAttribute("tabindex");
+    });
+  }
+
   function watch() {
     tips(document.querySelector("article") || document.body);
     var page = document.querySelector("article") || document.body;
     page.querySelectorAll(".mg-player").forEach(player);
+    performance.mark("widgets-ready");
     frame(page);
+    scrollers(page);
+    page.addEventListener("toggle", function (event) { scrollers(event.target); }, true);
     window.addEventListener("resize", function () {
+      scrollers(page);
       page.querySelectorAll(".mg-stage").forEach(function (stage) { stage.style.minHeight = ""; });
       frame(page);
     });
   }
 
-  /* 3. Print what is folded away as well. */
+  /* 4. Print what is folded away as well. */
   window.addEventListener("beforeprint", function () {
     document.querySelectorAll("details:not([open])").forEach(function (details) {
       details.setAttribute("data-was-closed", "");
