@@ -58,15 +58,18 @@ def package_map(chapter: str | None = None, *, root: Path | None = None) -> draw
     Args:
         chapter: the notebook's name, such as "04_kvcache"; None draws the finished package.
         root: the folder with `_toc.yml` and `notebooks/`; by default the one that holds `course/`,
-            so that a folder of workbooks shows the same map.
+            so that a folder of workbooks shows the same map, else the one the notebook lies in.
 
     Raises:
         CourseError: for a chapter that is not in the table of contents.
     """
     from course import notebooks
+    from course.builder import find_root
     from course.source import directive
 
-    root = Path(__file__).resolve().parent.parent if root is None else root
+    if root is None:
+        places = (Path(__file__).resolve().parent.parent, find_root())
+        root = next((place for place in places if (place / "_toc.yml").is_file()), places[0])
     order = notebooks.chapters(root)
     if chapter is not None and chapter not in order:
         known = ", ".join(order)

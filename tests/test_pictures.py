@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from course import draw, pictures
-from course.notebooks import CourseError
+from course.notebooks import CourseError, chapters, read
 from course.pictures import package_map, page_table_picture
 from minisgl.core import Req, SamplingParams
 from minisgl.kvcache.naive_cache import NaiveCacheHandle
@@ -130,6 +130,19 @@ def test_the_map_of_the_real_package_is_whole_and_fits_a_phone() -> None:
         assert re.search(rf"\b{module.stem}\b", picture.desc), f"{module} is not on the map"
     assert picture.width <= draw.PHONE_WIDTH
     assert str(picture) == str(package_map())
+
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.parametrize("chapter", chapters(ROOT))
+def test_each_chapter_shows_its_own_map_as_it_is_now(chapter: str) -> None:
+    """A chapter that adds a file changes the maps of all: then they have to be run again."""
+    cells = [cell for cell in read(ROOT, chapter).cells if "package_map(" in cell.source]
+    assert len(cells) == 1, "one map, at the top"
+    assert f'package_map("{chapter}")' in cells[0].source
+    shown = cells[0].outputs[0].data["text/plain"]
+    assert shown.endswith(package_map(chapter).desc), f"stale: python -m course run {chapter}"
 
 
 # -- pictures of one chapter ----------------------------------------------------------------------
