@@ -31,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     workbooks.add_argument("--answers", action="store_true", help="with the answers, folded")
     status = commands.add_parser("status", help="how far your workbooks are")
     status.add_argument("folder", nargs="?", type=Path, help="where (default: workbooks/)")
+    status.add_argument("chapters", nargs="*", help="names such as 01_core (default: all)")
     status.add_argument("--quick", action="store_true", help="the last verdicts; run no check")
     mutations = commands.add_parser("mutations", help="wrong solutions, and who catches them")
     mutations.add_argument("chapters", nargs="*", help="names such as 01_core (default: all)")
@@ -116,13 +117,14 @@ def _workbook(root: Path, options: argparse.Namespace) -> int:
 
 
 def _status(root: Path, options: argparse.Namespace) -> int:
-    from course import status, workbook
+    from course import reference, status, workbook
 
     root = workbook.reference_root()
     folder = (options.folder or root / "workbooks").resolve()
     if not workbook.is_workbook(folder):
         raise notebooks.CourseError(f"{folder} holds no workbooks; `python -m course workbook`")
-    for line in status.status_lines(root, folder, run=not options.quick):
+    names = [reference.chapter_named(root, name) for name in options.chapters]
+    for line in status.status_lines(root, folder, run=not options.quick, chapters=names):
         print(line, flush=True)
     return 0
 

@@ -333,11 +333,11 @@ def read_record(folder: Path) -> dict[str, dict[str, str]]:
         return {}
 
 
-def record(folder: Path, verdicts: list[Verdict]) -> None:
+def record(folder: Path, verdicts: list[Verdict], chapter: str | None = None) -> None:
     """Keep the verdicts for the progress view, under the chapter that has these checks."""
     from course.status import chapter_of_checks
 
-    chapter = chapter_of_checks([v.name for v in verdicts])
+    chapter = chapter or chapter_of_checks([v.name for v in verdicts])
     if chapter is None:
         return
     known = read_record(folder)

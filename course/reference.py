@@ -186,13 +186,19 @@ def catch_up(chapter: int | str, *, overwrite: bool = False) -> list[str]:
 
 
 def chapters_before(root: Path, chapter: int | str) -> list[str]:
-    """The chapters before one that is named by its number or by (the beginning of) its name."""
+    """The chapters before one that is named as `chapter_named` has it."""
+    names = notebooks.chapters(root)
+    return names[: names.index(chapter_named(root, chapter))]
+
+
+def chapter_named(root: Path, chapter: int | str) -> str:
+    """The chapter of a number or (the beginning of) a name: `3`, `"03"`, `"03_models"`."""
     names = notebooks.chapters(root)
     wanted = f"{chapter:02d}" if isinstance(chapter, int) else str(chapter)
-    at = [i for i, name in enumerate(names) if name == wanted or name.split("_")[0] == wanted]
-    if len(at) != 1:
+    found = [name for name in names if wanted in (name, name.split("_")[0])]
+    if len(found) != 1:
         raise CourseError(f"there is no chapter {chapter!r}; the chapters are {', '.join(names)}")
-    return names[: at[0]]
+    return found[0]
 
 
 def _caught_up(

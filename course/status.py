@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from course import notebooks, stubs
 from course.builder import find_root
-from course.exercises import OPEN, RIGHT, WRONG, read_record
+from course.exercises import OPEN, RIGHT, WRONG, read_record, record
 from course.judging import Job, Judge
 from course.reference import find_written, to_write
 from course.source import PACKAGE, directive
@@ -99,37 +99,46 @@ class Progress:
     written: int  # functions that are no stubs any more
     to_write: int
     verdicts: dict[str, str]  # check → its last verdict
+    said: dict[str, str]  # check → why it is wrong, if it was run now
 
     def count(self, kind: str) -> int:
         """How many checks have this verdict."""
         return sum(found == kind for found in self.verdicts.values())
 
 
-def chapters_so_far(root: Path, folder: Path, *, run: bool = False) -> Iterator[Progress]:
-    """The progress of each chapter, with the last verdicts, or with new ones (`run`)."""
-    done, record = written_in(folder), read_record(folder)
-    for chapter in notebooks.chapters(root):
+def chapters_so_far(
+    root: Path, folder: Path, *, run: bool = False, chapters: Sequence[str] = ()
+) -> Iterator[Progress]:
+    """The progress of the chapters, with the last verdicts, or with new ones (`run`)."""
+    done, known = written_in(folder), read_record(folder)
+    for chapter in chapters or notebooks.chapters(root):
         pieces = to_write(root, [chapter])
         in_notebook = hand_written(folder, chapter)
         count = sum(
             done.get((p.path, p.name), False) if p.path else p.name in in_notebook for p in pieces
         )
-        verdicts = dict.fromkeys(checks_by_chapter()[chapter], OPEN) | record.get(chapter, {})
+        verdicts = dict.fromkeys(checks_by_chapter()[chapter], OPEN) | known.get(chapter, {})
+        said: dict[str, str] = {}
         if run and count and any(piece.path for piece in pieces):
             with Judge(root, chapter) as judge:
-                verdicts |= {v.name: v.kind for v in judge.run(Job(str(folder))).verdicts}
-        yield Progress(chapter, count, len(pieces), verdicts)
+                found = judge.run(Job(str(folder))).verdicts
+            record(folder, found, chapter)
+            verdicts |= {v.name: v.kind for v in found}
+            said = {v.name: " | ".join(v.lines) for v in found if v.kind == WRONG}
+        yield Progress(chapter, count, len(pieces), verdicts, said)
 
 
-def status_lines(root: Path, folder: Path, *, run: bool = True) -> Iterator[str]:
-    """The progress over all chapters as a table."""
+def status_lines(
+    root: Path, folder: Path, *, run: bool = True, chapters: Sequence[str] = ()
+) -> Iterator[str]:
+    """The progress over the chapters as a table, with a line for each check that is wrong."""
     yield f"{'chapter':<20} {'written':>9}  {'right':>5} {'wrong':>5} {'not started':>11}"
-    for p in chapters_so_far(root, folder, run=run):
+    for p in chapters_so_far(root, folder, run=run, chapters=chapters):
         written = f"{p.written}/{p.to_write}" if p.to_write else "–"
         kinds = f"{p.count(RIGHT):>5} {p.count(WRONG):>5} {p.count(OPEN):>11}"
         yield f"{p.chapter:<20} {written:>9}  {kinds}"
         for name in (n for n, kind in p.verdicts.items() if kind == WRONG):
-            yield f"{'':<20} wrong: {name}"
+            yield f"{'':<20} wrong: {name}{': ' * (name in p.said)}{p.said.get(name, '')}"
 
 
 def progress() -> Any:

@@ -137,6 +137,19 @@ _HINTS = {
     },
 }
 HINTS = {(f"{PACKAGE}/{file}", n): hint for file, own in _HINTS.items() for n, hint in own.items()}
+HINTS |= {  # of functions that the notebook itself holds
+    ("", "admit"): (
+        "(a) a row, the ids into the token pool; (b) ask the prefix cache for all but the last"
+    ),
+    ("", "turn"): (
+        "(d) give out pages; (e) rows and positions, `out_loc` and `input_ids` of the padded "
+        "requests, the backend's metadata; (f) prepare the sampling; (g) the pass; (h) each new "
+        "token into the token pool, at device_len - 1; (i) append it on the host"
+    ),
+    ("", "serve"): (
+        "(c) all that can decode run, at first in a prefill; (j) in the end pages and rows go back"
+    ),
+}
 # What the workbooks hold in full: there is nothing to learn from writing it, or nothing tells how.
 GIVEN = {
     ("minisgl/utils/torch_utils.py", "nvtx_annotate"),
@@ -302,7 +315,7 @@ def stubbed(chapter: str, text: str) -> tuple[str, list[str]]:
         return stubs.stub(text, lambda name: (path, name) not in GIVEN, hints)
     own = BY_HAND.get(chapter, set())
     if own and any(re.search(rf"^def {name}\(", text, flags=re.MULTILINE) for name in own):
-        return stubs.stub(text, own.__contains__)
+        return stubs.stub(text, own.__contains__, {n: h for (p, n), h in HINTS.items() if not p})
     return text, []
 
 

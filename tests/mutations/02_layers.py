@@ -258,7 +258,7 @@ CHANGES = [
         " * mine.unsqueeze(-1)",
         "",
         "check_embedding_on_ranks",
-        "table[ids.long()]",
+        "to the rows of [0, 24",
     ),
     Change(
         "a rank owns the padding behind the vocabulary, too",
@@ -340,6 +340,15 @@ CHANGES = [
         'F.gelu(gate, approximate="tanh")',
         "check_activations",
         "gelu",
+    ),
+    Change(
+        "a rank looks up the first row of the next rank, too",
+        "minisgl/kernel/index.py",
+        "indexing",
+        "(local < length)",
+        "(local <= length)",
+        "check_embedding_on_ranks",
+        "to the rows of [25, 50, 75]",
     ),
     # Right, in another way.
     Change(

@@ -180,15 +180,6 @@ CHANGES = [
         "rank 0 of 1",
     ),
     Change(
-        "only a view from the file's first byte on counts as shared",
-        WEIGHT,
-        "_own",
-        "tensor.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()",
-        "tensor.data_ptr() == source.data_ptr()",
-        "check_own_memory",
-        "rank 1 of 2",
-    ),
-    Change(
         "an index is not honored, all files are read",
         WEIGHT,
         "_listed_files",
