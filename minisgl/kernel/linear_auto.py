@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import torch
@@ -153,27 +154,29 @@ class PackedWeight(torch.Tensor):
 
 
 ROWS = (1, 4, 16, 64)  # numbers of rows that are tried: three decodes, and a prefill
-PART_BYTES = 2 << 20  # of a larger weight only parts are tried
+PART_BYTES = 8 << 20  # of a larger weight only parts are tried
+SAMPLE_BYTES = 48 << 20  # all weights that are tried in turn: more than most caches hold
 
 
 def samples(weight: torch.Tensor) -> list[torch.Tensor]:
-    """Three weights like `weight`, or parts of it: in turn, so that none stays in the L2 cache."""
+    """Weights like `weight`, or parts of it: enough that none is still in a cache at its turn."""
     rows = max(1, PART_BYTES // (weight.shape[1] * weight.element_size()))
     if len(weight) >= 3 * rows:
-        return list(weight.split(rows)[:3])
-    return [weight.clone() for _ in range(3)]
+        return [part for part in weight.split(rows) if len(part) == rows]
+    return [weight.clone() for _ in range(max(3, min(32, SAMPLE_BYTES // weight.nbytes)))]
 
 
-def time_product(product: Product, x: torch.Tensor, weights: Sequence[Any], best: float) -> float:
-    """The shortest of four runs, in seconds; of fewer if it is no match for `best` seconds.
+def time_product(product: Product, x: torch.Tensor, weights: Iterator[Any], best: float) -> float:
+    """The shortest of three runs, in seconds; of fewer if it is no match for `best` seconds.
 
     Seconds of this thread: while another program has the core, they stand still. The first run
     counts only if it is hopeless: it also prepares the product for these shapes.
     """
     seconds = float("inf")
     for i in range(4):
+        weight = next(weights)
         start = time.thread_time()
-        product(x, weights[i % len(weights)], None)
+        product(x, weight, None)
         last = time.thread_time() - start
         seconds = min(seconds, last) if i else seconds
         if last > (2 if i else 10) * best:
@@ -214,7 +217,7 @@ def measure(form: Form, weights: Sequence[torch.Tensor]) -> Plan | None:
     if not products:
         return None
     try:
-        stored = weights if form.pack is None else [form.pack(weight) for weight in weights]
+        stored = cycle(weights if form.pack is None else [form.pack(w) for w in weights])
     except RuntimeError:
         return None
     chosen: list[tuple[float, Product]] = []
