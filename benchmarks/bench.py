@@ -23,6 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or PyTorch's profiler talks on stderr
 
 import torch  # noqa: E402
 
