@@ -18,11 +18,12 @@ import torch.nn.functional as F
 class LinearKernel(ABC):
     """One way to compute `x @ weight.T + bias`."""
 
-    def prepare(self, weight: torch.Tensor) -> torch.Tensor:
+    def prepare(self, weight: torch.Tensor, *, shared: bool = False) -> torch.Tensor:
         """Return `weight` in the form that `apply` likes best; shape and dtype stay.
 
         Called once per layer, right after its weight was loaded. The layer keeps only what is
-        returned, so a kernel that packs weights holds no second copy.
+        returned, so a kernel that packs weights holds no second copy. A `shared` weight, the table
+        of an LM head tied to the embedding, must be returned as it is: its rows are still read.
         """
         return weight
 
@@ -32,8 +33,7 @@ class LinearKernel(ABC):
     ) -> torch.Tensor:
         """Multiply: `x` is `[n, in]`, `weight` is `[out, in]`, the result `[n, out]`.
 
-        `weight` may be prepared or not: an LM head that shares its matrix with the embedding
-        cannot let it be packed.
+        `weight` may be prepared or not.
         """
 
 

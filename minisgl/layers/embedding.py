@@ -69,6 +69,8 @@ class ParallelLMHead(VocabParallelEmbedding):
     def post_load(self) -> None:
         if self._tied_embedding is None:
             self.weight = self._kernel.prepare(self.weight)
+        else:
+            self._kernel.prepare(self._tied_embedding.weight, shared=True)
 
     @nvtx_annotate("LMHead")
     def forward(self, x: torch.Tensor) -> torch.Tensor:

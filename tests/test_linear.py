@@ -1,0 +1,227 @@
+"""The linear kernels: what they compute, what they keep, and what happens where they can't."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hand_driven import hf_tokens, started
+from transformers import AutoModelForCausalLM
+
+import course
+from minisgl.kernel import (
+    get_linear_kernel,
+    linear_auto,
+    set_linear_kernel,
+    supported_linear_kernels,
+)
+from minisgl.kernel.linear_auto import (
+    ROWS,
+    AutoLinear,
+    Form,
+    PackedWeight,
+    Plan,
+    Product,
+    as_is,
+    create_linear_kernel,
+    packed_forms,
+    works,
+)
+
+DTYPES = (torch.float32, torch.bfloat16)
+# Of a sum of 64 products of numbers around one: some rounding errors of its size.
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.25}
+
+
+@pytest.fixture(autouse=True)
+def _default_kernel() -> Iterator[None]:
+    yield
+    set_linear_kernel("auto")
+    create_linear_kernel.cache_clear()
+
+
+def candidates() -> Iterator[tuple[torch.dtype, Form, Product]]:
+    for dtype in DTYPES:
+        for form in (as_is(dtype), *packed_forms(dtype)):
+            for product in form.products:
+                yield dtype, form, product
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(96, 64), (1, 64), (33, 7), (2049, 64)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "form", "product"),
+    candidates(),
+    ids=lambda v: getattr(v, "name", getattr(v, "__name__", str(v))),
+)
+def test_candidates(
+    dtype: torch.dtype, form: Form, product: Product, shape: tuple[int, int], bias: bool
+) -> None:
+    if not works(product, form, dtype):
+        pytest.skip(f"{product.__name__} of {form.name} is not on this machine")
+    torch.manual_seed(0)
+    weight = torch.randn(shape).to(dtype)
+    b = torch.randn(shape[0]).to(dtype) if bias else None
+    stored = weight if form.pack is None else form.pack(weight)
+    for rows in (1, 2, 3, 4, 5, 7, 8, 16, 17, 65):
+        x = torch.randn(rows, shape[1]).to(dtype)
+        for given in (x, torch.randn(rows, 2 * shape[1]).to(dtype)[:, ::2]):  # not contiguous
+            expected = F.linear(given.float(), weight.float(), None if b is None else b.float())
+            y = product(given, stored, b)
+            assert y.shape == expected.shape and y.dtype == dtype and y.is_contiguous()
+            torch.testing.assert_close(y.float(), expected, atol=TOLERANCE[dtype], rtol=2e-2)
+
+
+def forced(form: Form, product: Product) -> Plan:
+    return Plan(form, (product,) * len(ROWS), (1.0,) * len(ROWS))
+
+
+def packable(dtype: torch.dtype) -> list[Form]:
+    return [form for form in packed_forms(dtype) if works(form.products[0], form, dtype)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_packed_weight_stands_in_for_the_weight(dtype: torch.dtype) -> None:
+    for form in packable(dtype):
+        weight = torch.randn(48, 32).to(dtype)
+        kept, gone = PackedWeight.of(weight, forced(form, form.products[0])), weakref.ref(weight)
+        assert (kept.shape, kept.dtype, kept.nbytes) == (weight.shape, dtype, weight.nbytes)
+        assert torch.equal(kept.clone(), weight) and torch.equal(kept[3], weight[3])
+        del weight
+        gc.collect()
+        assert gone() is None, "the unpacked weight is still held"
+
+
+def test_fbgemm_refuses_what_float16_cannot_hold() -> None:
+    with pytest.raises(RuntimeError, match="float16"):
+        linear_auto.pack_fbgemm(torch.full((16, 16), 1e6, dtype=torch.bfloat16))
+
+
+def test_a_weight_that_does_not_fit_the_form_of_its_shape_stays() -> None:
+    kernel, weight = AutoLinear(), torch.full((256, 256), 1e6, dtype=torch.bfloat16)
+    form = packed_forms(torch.bfloat16)[-1]
+    kernel.best[weight.shape, weight.dtype] = forced(form, form.products[0])
+    assert kernel.prepare(weight) is weight
+    x = torch.ones(2, 256, dtype=torch.bfloat16)
+    assert torch.equal(kernel.apply(x, weight), F.linear(x, weight))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_without_the_private_operators(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    class Nothing:
+        def __getattr__(self, name: str) -> object:
+            raise AttributeError(name)
+
+    monkeypatch.setattr(torch.ops, "mkldnn", Nothing())
+    monkeypatch.setattr(torch.ops, "quantized", Nothing())
+    works.cache_clear()
+    try:
+        kernel, weight = AutoLinear(), torch.randn(300, 256).to(dtype)
+        assert kernel.prepare(weight) is weight
+        (plan,) = kernel.best.values()
+        assert {p.__name__ for p in plan.products} <= {"linear", "swapped", "widened"}
+        x = torch.randn(3, 256).to(dtype)
+        expected = F.linear(x.float(), weight.float())
+        torch.testing.assert_close(kernel.apply(x, weight).float(), expected, atol=0.5, rtol=2e-2)
+    finally:
+        works.cache_clear()
+
+
+def test_measured_once_per_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes, measure = [], linear_auto.measure
+
+    def watch(form: Form, weights: list[torch.Tensor]) -> Plan | None:
+        shapes.append((form.name, tuple(weights[0].shape)))
+        return measure(form, weights)
+
+    monkeypatch.setattr(linear_auto, "measure", watch)
+    kernel = AutoLinear()
+    before = torch.get_num_threads()
+    for _ in range(3):
+        kernel.prepare(torch.randn(320, 256))
+        kernel.prepare(torch.randn(640, 256), shared=True)
+    assert torch.get_num_threads() == before
+    assert len(shapes) == len(set(shapes)) == 3  # as loaded and packed; as loaded
+
+
+def test_left_alone() -> None:
+    kernel = AutoLinear()
+    for weight in (
+        torch.randn(16, 16),
+        torch.randn(512, 512).double(),
+        torch.randn(512, 512).half(),
+    ):
+        assert kernel.prepare(weight) is weight
+    assert kernel.prepare(torch.empty(512, 512, device="meta")).is_meta
+    table = torch.randn(512, 256)
+    assert kernel.prepare(table, shared=True) is table
+    assert not kernel.best
+
+
+def test_rows_between_those_tried() -> None:
+    names = [lambda x, w, b, n=n: n for n in ROWS]
+    plan = Plan(as_is(torch.float32), tuple(names), (1.0,) * len(ROWS))
+    chosen = {rows: plan.product(rows)(None, None, None) for rows in (1, 2, 4, 5, 16, 17, 64, 999)}
+    assert chosen == {1: 1, 2: 4, 4: 4, 5: 16, 16: 16, 17: 64, 64: 64, 999: 64}
+
+
+def test_selectable() -> None:
+    assert {"auto", "torch"} <= set(supported_linear_kernels())
+    set_linear_kernel("torch")
+    assert type(get_linear_kernel()).__name__ == "TorchLinear"
+    set_linear_kernel("auto")
+    assert get_linear_kernel() is get_linear_kernel() is create_linear_kernel()
+
+
+PROMPTS = [[504, 3575, 282, 4649, 314], [9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 11, 12], [100]]
+
+
+def test_tokens_of_every_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default model with each product forced on all its layers: always the same tokens."""
+    folder = course.model()
+    hf = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    expected = hf_tokens(hf, PROMPTS, 6)
+    with torch.inference_mode():
+        reference = hf(torch.tensor([PROMPTS[1]])).logits[0, -1]
+    del hf
+    runs = [(f, p) for t, f, p in candidates() if t == torch.float32 and works(p, f, t)]
+    for form, product in runs:
+
+        def prepare(
+            self: AutoLinear,
+            weight: torch.Tensor,
+            *,
+            shared: bool = False,
+            plan: Plan = forced(form, product),  # noqa: B008
+        ) -> torch.Tensor:
+            if shared or plan.form.pack is None:
+                self.as_loaded[weight.shape, weight.dtype] = (
+                    plan if plan.form.pack is None else forced(as_is(weight.dtype), F.linear)
+                )
+                return weight
+            return PackedWeight.of(weight, plan)
+
+        create_linear_kernel.cache_clear()
+        monkeypatch.setattr(AutoLinear, "prepare", prepare)
+        with started(folder) as driver:
+            assert driver.run(PROMPTS, 6) == expected, (form.name, product.__name__)
+            req = driver.admit(PROMPTS[1], 1)
+            logits = driver.logits([req], "prefill")[0]
+            assert float((logits - reference).abs().max()) < 1e-3
+
+
+def test_memory_of_an_engine() -> None:
+    """The engine holds each weight once: as many bytes as the checkpoint, whatever was chosen."""
+    with started(course.model()) as driver:
+        engine = driver.engine
+        weights = engine.model.state_dict()
+        held = sum(
+            w.packed.nbytes if isinstance(w, PackedWeight) else w.untyped_storage().nbytes()
+            for w in weights.values()
+        )
+        assert held <= 1.02 * engine.memory.model
+        assert driver.run(PROMPTS[:1], 2)[0]
