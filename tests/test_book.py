@@ -20,6 +20,8 @@ from browser import TIMEOUT_MS, Watch, chromium, served
 
 from course import launch, names, notebooks, official
 from course.names import anchor
+from course.pages import Chapter as RoadMapChapter
+from course.pages import as_hours, minutes
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTLE_MS = 200
@@ -639,6 +641,20 @@ def test_the_map_sees_other_interfaces() -> None:
     assert "− use_pynccl" in found["EngineConfig"].interface
     assert found["Batch"].interface == ()
     assert all(row.why for row in found.values() if row.interface)
+
+
+def test_the_road_map_knows_all_chapters(book: Path) -> None:
+    """Each is there with its time, read from the notebook."""
+    assert minutes("about an hour and a half") == 90 and minutes("two and a half hours") == 150
+    assert minutes("forty minutes more") == 40 and minutes("three hours") == 180
+    assert minutes("it depends") is None
+    found = names.definitions(ROOT)
+    text = (book / "book" / "index.html").read_text(encoding="utf-8")
+    for name in notebooks.chapters(ROOT):
+        chapter = RoadMapChapter(ROOT, name, found)
+        assert chapter.minutes, f"{name}: write **Time:** about an hour, …"
+        assert f'href="../notebooks/{name}.html"' in text
+        assert as_hours(chapter.minutes) in text
 
 
 # -- paper, and no script -------------------------------------------------------------------------
