@@ -257,14 +257,16 @@ def test_page(page: Any, site: str, book: Path, name: str, figures: list[str]) -
 def barriers(page: Any, theme: str, width: int) -> list[str]:
     """What axe-core finds on a page that is a serious or critical barrier for somebody.
 
-    Contrast takes most of the time and does not depend on the width, all else does not depend on
-    the theme; and code has the same colors everywhere. So not all is looked at four times, unless
-    MINISGL_SLOW is set.
+    Contrast takes long and does not depend on the width, all else does not depend on the theme; and
+    code, which is most of a page, has the same colors everywhere. So not all is looked at four
+    times, and code beyond the first blocks without its colors, unless MINISGL_SLOW is set.
     """
     options: dict[str, Any] = {"resultTypes": ["violations"]}
-    skip = 0
     if not os.environ.get("MINISGL_SLOW"):
-        skip = 4 if width >= 1280 else 0
+        page.evaluate(
+            """[...document.querySelectorAll("pre")].slice(4)
+                .forEach(block => { block.textContent = block.textContent; })"""
+        )
         if width < 1280:
             options["rules"] = {"color-contrast": {"enabled": False}}
             if theme == "dark":
@@ -272,16 +274,14 @@ def barriers(page: Any, theme: str, width: int) -> list[str]:
         elif theme == "dark":
             options["runOnly"] = ["color-contrast"]
     found = page.evaluate(
-        """async ([options, skip]) => {
-            const blocks = [...document.querySelectorAll("pre")];
-            blocks.forEach((e, i) => e.classList.toggle("no-axe", skip > 0 && i >= skip));
-            const result = await axe.run({ exclude: [".no-axe"] }, options);
+        """async options => {
+            const result = await axe.run(document, options);
             return result.violations
                 .filter(v => ["serious", "critical"].includes(v.impact))
                 .flatMap(v => v.nodes.slice(0, 5).map(
                     n => `${v.id}: ${n.target.join(" ")} (${n.failureSummary})`));
         }""",
-        [options, skip],
+        options,
     )
     return [str(line) for line in found]
 
