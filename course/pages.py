@@ -154,7 +154,7 @@ def minutes(text: str) -> int | None:
     for phrase, value in _MINUTES.items():
         if phrase in text:
             return value
-    found = re.search(r"(\w+)( and a half)? hours", text)
+    found = re.search(r"(\w+)( and a half)? hours?", text)
     if found and (found[1] in _COUNTS or found[1].isdigit()):
         whole = _COUNTS.get(found[1]) or int(found[1])
         return whole * 60 + (30 if found[2] else 0)

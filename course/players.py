@@ -155,10 +155,10 @@ def render(player: Player, ident: str, *, autoplay: bool = False) -> str:
             '<div class="mg-bar">'
             '<button type="button" class="mg-play">▶\ufe0e Play</button>'
             '<button type="button" class="mg-first">First</button>'
-            f'<label for="{ident}-step">Step</label>'
+            f'<span class="mg-steps"><label for="{ident}-step">Step</label>'
             f'<input type="range" class="mg-range" id="{ident}-step" min="0" '
             f'max="{len(player.variants[0]) - 1}" step="1" value="0" autocomplete="off">'
-            f'<output for="{ident}-step">0</output></div>'
+            f'<output for="{ident}-step">0</output></span></div>'
         )
     parts.append(f'<div class="mg-stage">{first}</div>')
     if count > 1:
