@@ -309,6 +309,10 @@ class Term:
 
 # Words that have an everyday meaning as well: where the glossary's is meant.
 _MEANT = {
+    "Event": r"(?<=CUDA )events?",
+    "Kernel": r"(?<=GPU )kernels?|(?<=CUDA )kernels?",
+    "Phase": r"(?!)",
+    "Plan": r"(?!)",
     "Context": r"(?<=\bthe )context|(?<=\bglobal )context",
     "Page": r"(?<!this )(?<!these )(?<!web )(?<!File )pages?(?! of this book| in a browser)",
     "Position": r"positions?(?! embedding)",

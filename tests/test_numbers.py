@@ -53,6 +53,13 @@ DERIVED: dict[str, dict[str, str]] = {
         "538,060,032": "134_515_008 * 4",
         "11,677": "134_515_008 * 4 / 46_080",
     },
+    "stage1_performance": {
+        "0.538": "134_515_008 * 4 / 1e9",
+        "180": "720 / 4",
+        "134.5": "134_515_008 / 1e6",
+        "5.9": "128 * 46_080 / 1e6",
+        "94.4": "16 * 128 * 46_080 / 1e6",
+    },
 }
 # And those that a question assumes, or another place says: chapter → number → who says so.
 GIVEN: dict[str, dict[str, str]] = {
