@@ -5,10 +5,10 @@ No official counterpart: on a GPU `F.linear` is fast for every shape, and it is 
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import cache
 from itertools import cycle
 from typing import Any, NamedTuple
@@ -24,6 +24,17 @@ Product = Callable[[torch.Tensor, Any, torch.Tensor | None], torch.Tensor]
 def swapped(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """`weight @ x.t()`, turned back: the large matrix stands on the left and is read as it lies."""
     y = torch.mm(weight, x.t()).t().contiguous()
+    return y if bias is None else y.add_(bias)
+
+
+BLOCKS = 8  # more than most laptops have cores
+
+
+def blocks(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """`swapped` in blocks of rows of `weight`, as a batch of products, for the threads to share."""
+    count = math.gcd(BLOCKS, len(weight))
+    parts = weight.view(count, -1, weight.shape[1])
+    y = torch.bmm(parts, x.t().expand(count, -1, -1)).view(len(weight), -1).t().contiguous()
     return y if bias is None else y.add_(bias)
 
 
@@ -94,7 +105,7 @@ class Form(NamedTuple):
 
 def as_is(dtype: torch.dtype) -> Form:
     """The weight as it was loaded: `[out, in]`, row after row."""
-    products: tuple[Product, ...] = (F.linear, swapped, onednn)
+    products: tuple[Product, ...] = (F.linear, swapped, blocks, onednn)
     return Form("as loaded", products if dtype == torch.float32 else (*products, widened))
 
 
@@ -169,30 +180,18 @@ def samples(weight: torch.Tensor) -> list[torch.Tensor]:
 def time_product(product: Product, x: torch.Tensor, weights: Iterator[Any], best: float) -> float:
     """The shortest of three runs, in seconds; of fewer if it is no match for `best` seconds.
 
-    Seconds of this thread: while another program has the core, they stand still. The first run
-    counts only if it is hopeless: it also prepares the product for these shapes.
+    The first run counts only if it is hopeless: it also prepares the product for these shapes.
     """
     seconds = float("inf")
     for i in range(4):
         weight = next(weights)
-        start = time.thread_time()
+        start = time.perf_counter()
         product(x, weight, None)
-        last = time.thread_time() - start
+        last = time.perf_counter() - start
         seconds = min(seconds, last) if i else seconds
         if last > (2 if i else 10) * best:
             return min(seconds, last)
     return seconds
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Measure with one thread: several wait for each other, and who waits isn't computing."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class Plan(NamedTuple):
@@ -261,8 +260,7 @@ class AutoLinear(LinearKernel):
         key = (weight.shape, dtype)
         if key not in known:
             forms = [as_is(dtype), *([] if shared else packed_forms(dtype))]
-            with one_thread():
-                plans = [plan for f in forms if (plan := measure(f, samples(weight))) is not None]
+            plans = [plan for f in forms if (plan := measure(f, samples(weight))) is not None]
             known[key] = decide(plans)
             self.as_loaded.setdefault(key, plans[0])
         try:
