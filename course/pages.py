@@ -177,7 +177,7 @@ class Chapter:
 
     def __init__(self, root: Path, name: str, found: list[names.Definition]) -> None:
         cells = notebooks.read(root, name).cells
-        text = "\n\n".join(c.source for c in cells[:3] if c.cell_type == "markdown")
+        text = "\n\n".join(c.source for c in cells[:8] if c.cell_type == "markdown")
         heading = re.search(r"(?m)^# (.+)$", text)
         self.title = heading[1] if heading else name
         label, _, rest = self.title.partition(" · ")

@@ -88,7 +88,7 @@ CHANGES = [
         "> positions[:, None]",
         "> torch.arange(len(q))[:, None]",
         "check_attention",
-        "(9, 3, 1, 7)",
+        "1 queries over 7 keys, 9 heads over 3",
     ),
     Change(
         "a query does not see itself",
@@ -97,7 +97,7 @@ CHANGES = [
         "torch.arange(len(k)) > positions",
         "torch.arange(len(k)) >= positions",
         "check_attention",
-        "(4, 4, 6, 6)",
+        "6 queries over 6 keys, 4 heads over 4",
     ),
     Change(
         "query heads are dealt out to KV heads in turn",
@@ -106,7 +106,7 @@ CHANGES = [
         "q.view(len(q), k.shape[1], -1, q.shape[-1])  # [T, kv_heads, group, d]",
         "q.view(len(q), -1, k.shape[1], q.shape[-1]).transpose(1, 2)",
         "check_attention",
-        "(9, 3, 6, 6)",
+        "6 queries over 6 keys, 9 heads over 3",
     ),
     Change(
         "positions start at 0 in every pass",
