@@ -32,7 +32,7 @@ lab: model html
 	$(BIN)/jupyter lab notebooks $(LAB_FLAGS)
 
 test: model
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 html: setup
 	$(BIN)/jupyter-book build .
