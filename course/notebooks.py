@@ -134,13 +134,19 @@ def build(root: Path, folder: Path) -> tuple[list[str], list[str]]:
     (they are left alone).
     """
     texts = package_texts(build_cells(root))
+    changed = write_changed(folder, texts)
+    return changed, sorted(set(_python_files(folder)) - set(texts))
+
+
+def write_changed(folder: Path, texts: dict[str, str]) -> list[str]:
+    """Write the files of `folder` that differ from their text; returns their paths."""
     changed = []
     for path, text in texts.items():
         target = folder / path
         if not target.exists() or target.read_text(encoding="utf-8") != text:
             write_whole(target, text)
             changed.append(path)
-    return changed, sorted(set(_python_files(folder)) - set(texts))
+    return changed
 
 
 def _python_files(folder: Path) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 from course import notebooks, stubs
 from course.builder import find_root
 from course.notebooks import BuildCell, CourseError
-from course.source import PACKAGE, Piece, Source, directive, emit, merge, parse, write_whole
+from course.source import PACKAGE, Piece, Source, directive, emit, merge, parse
 from course.workbook import dotted, is_workbook, reference_root, running_chapter, stubbed
 
 
@@ -175,13 +175,7 @@ def catch_up(chapter: int | str, *, overwrite: bool = False) -> list[str]:
         mine = texts.get(cell.path, "")
         texts[cell.path], new = _caught_up(cell, mine, str(target), overwrite=overwrite)
         taken += new
-    changed = []
-    for path, text in texts.items():
-        target = folder / path
-        if not target.exists() or target.read_text(encoding="utf-8") != text:
-            write_whole(target, text)
-            changed.append(path)
-    _report_catch_up(before, taken, changed)
+    _report_catch_up(before, taken, notebooks.write_changed(folder, texts))
     return taken
 
 
