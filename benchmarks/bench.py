@@ -28,13 +28,11 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or PyTorch's profiler talks o
 import torch  # noqa: E402
 
 import course  # noqa: E402
-from minisgl.core import Batch, Req, SamplingParams  # noqa: E402
 from minisgl.distributed import DistributedInfo  # noqa: E402
 from minisgl.engine import Engine, EngineConfig  # noqa: E402
 from minisgl.kernel import set_linear_kernel  # noqa: E402
-from minisgl.scheduler.cache import CacheManager  # noqa: E402
-from minisgl.scheduler.table import TableManager  # noqa: E402
 from minisgl.utils.device import physical_cores  # noqa: E402
+from tests.hand_driven import Driver  # noqa: E402
 
 # --- what is measured -----------------------------------------------------------------------------
 
@@ -65,7 +63,7 @@ def ragged(batch: int, mean: int = 128) -> list[int]:
 
 
 class Ours:
-    """A hand-driven engine: the loop of the milestone, as short as it gets."""
+    """A hand-driven engine: the loop of chapter 06 and the milestone, which the tests use, too."""
 
     def __init__(self, dtype: torch.dtype, slots: int, page_size: int = 1) -> None:
         config = EngineConfig(
@@ -78,44 +76,17 @@ class Ours:
             num_page_override=max(2, -(-slots // page_size)),
         )
         self.engine = Engine(config)
-        self.table = TableManager(16, self.engine.page_table)
-        self.pages = CacheManager(self.engine.num_pages, page_size, self.engine.page_table, "naive")
-
-    def admit(self, ids: list[int], max_tokens: int) -> Req:
-        """A row for one prompt."""
-        tokens, row = torch.tensor(ids, dtype=torch.int32), self.table.allocate()
-        self.table.token_pool[row, : len(ids)] = tokens
-        handle = self.pages.prefix_cache.match_prefix(tokens[:-1]).cuda_handle
-        return Req(tokens, row, 0, max_tokens, row, SamplingParams(), handle)
-
-    def turn(self, reqs: list[Req], phase: str) -> None:
-        """One pass, and what belongs to it."""
-        engine, batch = self.engine, Batch(reqs, phase)  # type: ignore[arg-type]
-        engine.graph_runner.pad_batch(batch)
-        self.pages.allocate_paged(batch.reqs)
-        rows = torch.cat([torch.full((r.extend_len,), r.table_idx) for r in batch.padded_reqs])
-        places = torch.cat([torch.arange(r.cached_len, r.device_len) for r in batch.padded_reqs])
-        batch.positions = places.to(torch.int32)
-        batch.out_loc = engine.page_table[rows, places]
-        batch.input_ids = self.table.token_pool[rows, places]
-        engine.attn_backend.prepare_metadata(batch)
-        out = engine.forward_batch(batch, engine.sampler.prepare(batch))
-        ends = [req.device_len - 1 for req in reqs]
-        self.table.token_pool[[req.table_idx for req in reqs], ends] = out.next_tokens_gpu
-        out.copy_done_event.synchronize()
-        for req, token in zip(reqs, out.next_tokens_cpu, strict=True):
-            req.append_host(token)
+        self.driver = Driver(self.engine)
 
     def run(self, prompts: list[list[int]], new: int) -> tuple[list[list[int]], list[float]]:
         """The new tokens of each prompt, and the seconds of each pass, the prefill first."""
         marks = [time.perf_counter()]
-        reqs = [self.admit(ids, new) for ids in prompts]
+        reqs = [self.driver.admit(ids, new) for ids in prompts]
         for i in range(new):
-            self.turn(reqs, "decode" if i else "prefill")
+            self.driver.step(reqs, "decode" if i else "prefill")
             marks.append(time.perf_counter())
         for req in reqs:
-            self.pages.cache_req(req, finished=True)
-            self.table.free(req.table_idx)
+            self.driver.finish(req)
         return [req.input_ids[-new:].tolist() for req in reqs], [b - a for a, b in pairwise(marks)]
 
 
@@ -314,14 +285,13 @@ def profile(args: argparse.Namespace, dtype: torch.dtype) -> None:
         prompts, count = make_prompts(ragged(batch)), 8
         ours.run(prompts, 4)
         plain = statistics.median(ours.run(prompts, count + 1)[1][1:])
-        reqs = [ours.admit(ids, count + 1) for ids in prompts]
-        ours.turn(reqs, "prefill")
+        reqs = [ours.driver.admit(ids, count + 1) for ids in prompts]
+        ours.driver.step(reqs, "prefill")
         with profiler(activities=[ProfilerActivity.CPU]) as record:
             for _ in range(count):
-                ours.turn(reqs, "decode")
+                ours.driver.step(reqs, "decode")
         for req in reqs:
-            ours.pages.cache_req(req, finished=True)
-            ours.table.free(req.table_idx)
+            ours.driver.finish(req)
         events = record.key_averages()
         total = sum(e.self_cpu_time_total for e in events)
         spent = dict.fromkeys([*KINDS, "small operations"], 0.0)

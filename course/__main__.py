@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from course import notebooks
-from course.builder import find_root
+from course.builder import find_root, is_workbook, reference_root
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -103,7 +103,7 @@ def _model(root: Path, options: argparse.Namespace) -> int:
 def _workbook(root: Path, options: argparse.Namespace) -> int:
     from course import workbook
 
-    root = workbook.reference_root()
+    root = reference_root()
     folder = options.folder or root / "workbooks"
     done = workbook.generate(root, folder, answers=options.answers)
     for chapter in done.written:
@@ -117,11 +117,11 @@ def _workbook(root: Path, options: argparse.Namespace) -> int:
 
 
 def _status(root: Path, options: argparse.Namespace) -> int:
-    from course import reference, status, workbook
+    from course import reference, status
 
-    root = workbook.reference_root()
+    root = reference_root()
     folder = (options.folder or root / "workbooks").resolve()
-    if not workbook.is_workbook(folder):
+    if not is_workbook(folder):
         raise notebooks.CourseError(f"{folder} holds no workbooks; `python -m course workbook`")
     names = [reference.chapter_named(root, name) for name in options.chapters]
     for line in status.status_lines(root, folder, run=not options.quick, chapters=names):
@@ -130,10 +130,10 @@ def _status(root: Path, options: argparse.Namespace) -> int:
 
 
 def _mutations(root: Path, options: argparse.Namespace) -> int:
-    from course import mutations, workbook
+    from course import mutations
 
     missed = 0
-    for line, is_missed in mutations.table(workbook.reference_root(), options.chapters):
+    for line, is_missed in mutations.table(reference_root(), options.chapters):
         print(line, flush=True)
         missed += is_missed
     return 1 if missed else 0

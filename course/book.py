@@ -110,7 +110,7 @@ class InlinePictures(SphinxPostTransform):
         for image in list(self.document.findall(nodes.image)):
             svg = self._svg(str(image.get("uri", "")))
             if svg is not None:
-                framed = draw.framed(players.bare(svg))
+                framed = draw.framed(draw.bare(svg))
                 image.replace_self(nodes.raw("", framed, format="html"))
 
     def _svg(self, uri: str) -> str | None:

@@ -51,11 +51,21 @@ def find_root() -> Path:
     named = os.environ.get(ROOT_VARIABLE)
     here = Path.cwd().resolve()
     for folder in (here, *here.parents):
-        if (folder / WORKBOOK_MARKER).is_file():
+        if is_workbook(folder):
             return folder
         if (folder / "_toc.yml").is_file():
             return Path(named).resolve() if named else folder
-    return Path(named).resolve() if named else Path(__file__).resolve().parent.parent
+    return Path(named).resolve() if named else reference_root()
+
+
+def reference_root() -> Path:
+    """The repository: the folder with the chapters that this package belongs to."""
+    return Path(__file__).resolve().parent.parent
+
+
+def is_workbook(root: Path) -> bool:
+    """Whether `root` is a folder of workbooks."""
+    return (root / WORKBOOK_MARKER).is_file()
 
 
 class RootFinder:
@@ -352,10 +362,11 @@ def transform(lines: list[str]) -> list[str]:
 def run_cell(cell: str) -> None:
     """Build a cell in the running notebook: print the report, bind the names."""
     __tracebackhide__ = True
-    from course.guard import prepare
+    shell, note = _shell(), ""
+    if is_workbook(builder().root):  # elsewhere, reading notebooks costs a kernel seconds to import
+        from course.guard import prepare
 
-    shell = _shell()
-    cell, note = prepare(builder().root, cell)
+        cell, note = prepare(builder().root, cell)
     try:
         report, names = builder().run(cell)
     except SyntaxError:
@@ -406,7 +417,7 @@ def load(shell: Any) -> None:
                 f"{PACKAGE} is already imported from elsewhere; restart the kernel and run "
                 "`%load_ext course` first."
             )
-    if (root / WORKBOOK_MARKER).is_file():
+    if is_workbook(root):
         from course.guard import guard
 
         os.environ["PYTHONPATH"] = os.pathsep.join(  # what a cell starts finds the same package

@@ -1232,6 +1232,14 @@ class Canvas:
         return {"image/svg+xml": self.svg(), "text/plain": plain}
 
 
+_STYLE_TAG = re.compile(r"<style>.*?</style>", re.DOTALL)
+
+
+def bare(svg: str) -> str:
+    """A picture without its style sheet, for a place that has one for all its pictures."""
+    return _STYLE_TAG.sub("", svg, count=1)
+
+
 def framed(svg: str) -> str:
     """A picture's HTML in a frame that scrolls by itself, also by keyboard, on a narrow page."""
     found = re.search(r'viewBox="0 0 ([\d.]+) ', svg)

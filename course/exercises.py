@@ -319,10 +319,10 @@ def _short(text: str) -> str:
 
 def _workbooks() -> Path | None:
     """The folder of workbooks that this process runs in, if it does."""
-    from course.builder import WORKBOOK_MARKER, find_root
+    from course.builder import find_root, is_workbook
 
     root = find_root()
-    return root if (root / WORKBOOK_MARKER).is_file() else None
+    return root if is_workbook(root) else None
 
 
 def read_record(folder: Path) -> dict[str, dict[str, str]]:

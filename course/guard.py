@@ -10,10 +10,10 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from course import stubs
-from course.builder import builder
+from course.builder import builder, is_workbook, reference_root
 from course.reference import Written, to_write
 from course.source import PACKAGE, directive, parse
-from course.workbook import dotted, is_workbook, reference_root, running_chapter
+from course.workbook import dotted, running_chapter
 
 
 def prepare(root: Path, cell: str) -> tuple[str, str]:

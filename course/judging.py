@@ -32,6 +32,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from course import guard, notebooks, stubs
+from course.builder import reference_root
 from course.exercises import WRONG, Verdict, in_package, verdict
 from course.source import PACKAGE, check_path, directive, module_name
 
@@ -71,14 +72,10 @@ def program(root: Path, chapter: str) -> Program:
             if call is not None:
                 checks |= dict.fromkeys(call)
             else:
-                lines = cell.source.split("\n")[_first(node) - 1 : node.end_lineno]
+                lines = cell.source.split("\n")[stubs.first_line(node) - 1 : node.end_lineno]
                 statements.append((node, "\n".join(lines)))
     kept = _needed(statements, set(checks), _setters([node for node, _ in statements]))
     return Program(chapter, "\n\n\n".join(kept) + "\n", tuple(checks), tuple(modules))
-
-
-def _first(node: ast.stmt) -> int:
-    return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
 
 
 def _checks_call(node: ast.stmt) -> list[str] | None:
@@ -166,12 +163,8 @@ def _binds(node: ast.stmt) -> set[str]:
     return {
         inner.id
         for inner in ast.walk(node)
-        if isinstance(inner, ast.Name) and _is_store(inner) and id(inner) not in inside
+        if isinstance(inner, ast.Name) and stubs.stores(inner) and id(inner) not in inside
     }
-
-
-def _is_store(name: ast.Name) -> bool:
-    return isinstance(name.ctx, ast.Store)
 
 
 def _reads(text: str) -> set[str]:
@@ -242,7 +235,7 @@ class Judge:
         return Result(verdicts, raw["used"], raw["seconds"])
 
     def _start(self) -> subprocess.Popen[str]:
-        home = str(Path(__file__).resolve().parent.parent)
+        home = str(reference_root())
         path = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"}
         environment.setdefault("OMP_NUM_THREADS", "1")

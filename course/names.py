@@ -19,7 +19,7 @@ from docutils import nodes
 from sphinx.domains import Domain, ObjType
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
-from course import notebooks, source
+from course import notebooks, source, stubs
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -62,6 +62,11 @@ class Definition:
     @property
     def module(self) -> str:
         return ".".join(self.path.removesuffix(".py").removesuffix("/__init__").split("/"))
+
+    @property
+    def file(self) -> str:
+        """The path within the package, as upstream's files are named."""
+        return self.path.removeprefix(f"{source.PACKAGE}/")
 
     @property
     def public(self) -> bool:
@@ -127,10 +132,7 @@ def _self_assigned(node: ast.ClassDef) -> set[str]:
     return {
         target.attr
         for target in ast.walk(node)
-        if isinstance(target, ast.Attribute)
-        and isinstance(target.ctx, ast.Store)
-        and isinstance(target.value, ast.Name)
-        and target.value.id == "self"
+        if isinstance(target, ast.Attribute) and stubs.is_new_field(target)
     }
 
 

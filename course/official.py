@@ -15,7 +15,6 @@ from typing import Any
 import yaml
 
 from course.names import Definition, definitions
-from course.source import PACKAGE
 
 DATA = "book/official.yml"
 
@@ -81,23 +80,20 @@ class Map:
 
     def counterpart(self, ours: Definition) -> Official | None:
         """The official definition of the same name and file, or the one that the data names."""
-        path = ours.path.removeprefix(f"{PACKAGE}/")
         named = self._entry(ours).get("official", "")
         if named:
             file, _, name = named.partition("#")
             return self.official[file, name or ours.name]
-        return self.official.get((path, ours.name))
+        return self.official.get((ours.file, ours.name))
 
     def _entry(self, ours: Definition) -> dict[str, Any]:
-        path = ours.path.removeprefix(f"{PACKAGE}/")
-        entry = (self.files.get(path, {}).get("names") or {}).get(ours.name) or {}
+        entry = (self.files.get(ours.file, {}).get("names") or {}).get(ours.name) or {}
         return entry if isinstance(entry, dict) else {"why": entry}
 
     def row(self, ours: Definition) -> Row:
         official = self.counterpart(ours)
-        path = ours.path.removeprefix(f"{PACKAGE}/")
         why = self._entry(ours).get("why", "")
-        shared = "" if official or why else self.files.get(path, {}).get("ours", "")
+        shared = "" if official or why else self.files.get(ours.file, {}).get("ours", "")
         return Row(ours, official, self.difference(ours, official) if official else (), why, shared)
 
     def rows(self) -> list[Row]:
@@ -125,7 +121,7 @@ class Map:
             reason = self.absent.get(f"{file}#{name}") or self.why_later(file)
             if (file, name) not in covered and not reason:
                 found.append(f"upstream's {file} has {name}; say in {DATA} where it is or why not")
-        known = {(d.path.removeprefix(f"{PACKAGE}/"), d.name) for d in self.ours}
+        known = {(d.file, d.name) for d in self.ours}
         for path, entry in self.files.items():
             for name in entry.get("names") or {}:
                 if (path, name) not in known:

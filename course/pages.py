@@ -319,7 +319,7 @@ class OfficialMap(SphinxDirective):
         ]
         files: dict[str, list[official.Row]] = {}
         for row in rows:
-            files.setdefault(row.ours.path.removeprefix("minisgl/"), []).append(row)
+            files.setdefault(row.ours.file, []).append(row)
         folders: dict[str, nodes.section] = {}
         for file in sorted(files, key=lambda f: ("/" in f, f)):
             folder = file.partition("/")[0]

@@ -64,11 +64,11 @@ def package_map(chapter: str | None = None, *, root: Path | None = None) -> draw
         CourseError: for a chapter that is not in the table of contents.
     """
     from course import notebooks
-    from course.builder import find_root
+    from course.builder import find_root, reference_root
     from course.source import directive
 
     if root is None:
-        places = (Path(__file__).resolve().parent.parent, find_root())
+        places = (reference_root(), find_root())
         root = next((place for place in places if (place / "_toc.yml").is_file()), places[0])
     order = notebooks.chapters(root)
     if chapter is not None and chapter not in order:

@@ -23,14 +23,13 @@ from docutils import nodes
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
 from course import draw
+from course.notebooks import WIDGET_STATE, WIDGET_VIEW
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sphinx.application import Sphinx
 
-WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
-WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 BUTTONS_UP_TO = 60  # characters of names; more variants than that go into a list
 
 State = dict[str, Any]
@@ -197,7 +196,10 @@ def _choice(player: Player, ident: str) -> str:
 
 def notebook_state(path: Path) -> State:
     """The widget state that a notebook stores, by model; {} for none."""
-    notebook = json.loads(path.read_text(encoding="utf-8"))
+    return _state(json.loads(path.read_text(encoding="utf-8")))
+
+
+def _state(notebook: dict[str, Any]) -> State:
     stored = notebook.get("metadata", {}).get("widgets", {}).get(WIDGET_STATE, {})
     state: State = stored.get("state", {})
     return state
@@ -210,7 +212,7 @@ def stored(path: Path) -> list[Player]:
     views = [
         o["data"][WIDGET_VIEW]["model_id"] for o in outputs if WIDGET_VIEW in o.get("data", {})
     ]
-    state = notebook_state(path)
+    state = _state(notebook)
     return [player for view in views if (player := read(state, view)) is not None]
 
 
@@ -267,12 +269,6 @@ def _forget_scripts(env: Any, page: str) -> None:
 # -- one style sheet for all pictures -------------------------------------------------------------
 
 STYLE_SHEET = "pictures.css"
-_STYLE_TAG = re.compile(r"<style>.*?</style>", re.DOTALL)
-
-
-def bare(svg: str) -> str:
-    """A picture of ours without its style sheet; the pages have one for all."""
-    return _STYLE_TAG.sub("", svg, count=1)
 
 
 def write_style_sheet(app: Sphinx) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from course import notebooks, stubs
-from course.builder import find_root
+from course.builder import find_root, is_workbook, reference_root
 from course.notebooks import BuildCell, CourseError
 from course.source import PACKAGE, Piece, Source, directive, emit, merge, parse
-from course.workbook import dotted, is_workbook, reference_root, running_chapter, stubbed
+from course.workbook import dotted, running_chapter, stubbed
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from course import notebooks, stubs
-from course.builder import find_root
+from course.builder import find_root, reference_root
 from course.exercises import OPEN, RIGHT, WRONG, read_record, record
 from course.judging import Job, Judge
 from course.reference import find_written, to_write
 from course.source import PACKAGE, directive
-from course.workbook import BY_HAND, read_or_none, reference_root, running_chapter
+from course.workbook import BY_HAND, read_or_none, running_chapter
 
 
 def check_lines(name: str) -> Iterator[str]:

@@ -44,8 +44,12 @@ def _parts(body: list[ast.stmt], prefix: str) -> Iterator[Part]:
         if isinstance(node, ast.ClassDef):
             yield from _parts(node.body, f"{prefix}{node.name}.")
         elif isinstance(node, Function):
-            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            yield Part(prefix + node.name, first, node.end_lineno or node.lineno, node)
+            yield Part(prefix + node.name, first_line(node), node.end_lineno or node.lineno, node)
+
+
+def first_line(node: ast.stmt) -> int:
+    """The line (1-based) on which a statement begins, decorators included."""
+    return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
 
 
 def work(node: Function) -> list[ast.stmt]:
@@ -157,7 +161,7 @@ def _hint(node: Function) -> str:
     if raised:
         said.append(f"raises {', '.join(raised)}")
     if node.name in {"__init__", "__post_init__"}:
-        own = {ast.unparse(n): None for n in ast.walk(node) if _is_new_field(n)}
+        own = {ast.unparse(n): None for n in ast.walk(node) if is_new_field(n)}
         said += [f"sets {', '.join(own)}"] if own else []
     uses = _uses(node)
     said += [f"uses {', '.join(uses)}"] if uses else []
@@ -186,7 +190,7 @@ def _raises(body: list[ast.stmt]) -> list[str]:
 def _uses(node: Function) -> list[str]:
     """The names from outside that a function uses, but for builtins and what it raises."""
     bound = {name.arg for name in ast.walk(node) if isinstance(name, ast.arg)}
-    bound |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and _stores(n)}
+    bound |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and stores(n)}
     bound |= {
         n.name for n in ast.walk(node) if isinstance(n, Function | ast.ExceptHandler) and n.name
     }
@@ -205,14 +209,14 @@ def _uses(node: Function) -> list[str]:
     return list(uses)
 
 
-def _is_new_field(node: ast.AST) -> bool:
+def is_new_field(node: ast.AST) -> bool:
     """Whether it is `self.x` on the left of an assignment."""
     if not (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)):
         return False
     return isinstance(node.value, ast.Name) and node.value.id == "self"
 
 
-def _stores(name: ast.Name) -> bool:
+def stores(name: ast.Name) -> bool:
     return isinstance(name.ctx, ast.Store)
 
 

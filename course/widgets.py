@@ -58,14 +58,12 @@ class Frame:
 
 Frames = Sequence[Frame] | Mapping[str, Sequence[Frame]]
 
-_STYLE_TAG = re.compile(r"<style>.*?</style>", re.DOTALL)
-
 
 def _bare(frame: Frame) -> str:
     """A frame's picture without its style sheet; the widget has one for all frames."""
     if isinstance(frame.svg, draw.Canvas):
         return frame.svg.svg(with_style=False)
-    return _STYLE_TAG.sub("", frame.svg, count=1)
+    return draw.bare(frame.svg)
 
 
 def _whole(frame: Frame) -> str:

@@ -20,7 +20,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from course import notebooks, stubs
-from course.builder import WORKBOOK_MARKER
+from course.builder import WORKBOOK_MARKER, is_workbook
 from course.notebooks import CourseError
 from course.source import PACKAGE, directive, module_name, write_whole
 
@@ -172,16 +172,6 @@ GUIDE = """\
 >   chapters before this one that you have not written. It never touches what you wrote.
 > * `course.progress()` shows how far you are.
 """
-
-
-def reference_root() -> Path:
-    """The repository: the folder with the chapters that this package belongs to."""
-    return Path(__file__).resolve().parent.parent
-
-
-def is_workbook(root: Path) -> bool:
-    """Whether `root` is a folder of workbooks."""
-    return (root / WORKBOOK_MARKER).is_file()
 
 
 def running_chapter() -> str:
