@@ -37,7 +37,8 @@ _HINTS = {
             "finite temperature, top_k >= -1, 0 <= top_p <= 1, max_tokens >= 1"
         ),
         "_check_req": (
-            "ids 1-D, int32, on the CPU, not empty; 0 <= cached_len < their number; others >= 0"
+            "ids 1-D, int32, on the CPU, not empty; 0 <= cached_len < their number; table_idx and "
+            "output_len >= 0"
         ),
         "Req.append_host": "_check_append first; int32 stays; a new tensor",
         "Context.forward_batch": "`yield` once; clear also when the pass fails",
@@ -119,6 +120,13 @@ _HINTS = {
     },
     "kvcache/mha_pool.py": {
         "MHAKVCache.__init__": "more ranks than KV heads: each has a copy (`allow_replicate`)",
+    },
+    "attention/base.py": {
+        "EagerBackend.prepare_for_capture": "the same error as that of `init_capture_graph`",
+        "EagerBackend.prepare_for_replay": "the same error as that of `init_capture_graph`",
+    },
+    "attention/torch_backend.py": {
+        "TorchBackend.forward": "assert that the metadata are there, then write, then read",
     },
     "moe/__init__.py": {
         "create_fused_moe_backend": "the later class is `FusedMoe` of minisgl.moe.fused",
