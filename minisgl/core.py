@@ -172,7 +172,10 @@ def _check_append(req: Req, next_token: torch.Tensor) -> None:
 
 
 def _filled(record: Batch | Context) -> str:
-    """The names of the late fields of `record` that are filled, for a readable repr."""
+    """The late fields of `record` that are filled, or "nothing", for a readable repr.
+
+    Late are those that `__init__` does not take, but for names that begin with an underscore.
+    """
     names = [f.name for f in fields(record) if not f.init and not f.name.startswith("_")]
     return ", ".join(name for name in names if hasattr(record, name)) or "nothing"
 

@@ -39,7 +39,7 @@ CHANGES = [
         "self.remain_len > 0",
         "self.remain_len > 1",
         "check_worked_example",
-        "came:",
+        "came [",
     ),
     Change(
         "complete_one moves device_len first",
@@ -75,7 +75,7 @@ CHANGES = [
         "self.device_len + self.output_len",
         "self.output_len",
         "check_worked_example",
-        "came:",
+        "came [",
     ),
     Change(
         "a prompt that is all cached is accepted",
@@ -158,7 +158,7 @@ CHANGES = [
         "positions: torch.Tensor = field(init=False)  # of each",
         "positions: torch.Tensor = field(init=False, default=None)  # of each",
         "check_batch",
-        "hasattr",
+        "nobody has filled positions",
     ),
     Change(
         "a pass inside a pass takes its place",
@@ -223,6 +223,24 @@ CHANGES = [
         "isinstance(t, Real) and not t == math.inf",
         "check_bad_requests_are_refused",
         "accepted {'temperature': nan}",
+    ),
+    Change(
+        "append_host takes several ids at once",
+        CORE,
+        "_check_append",
+        "next_token.numel() == 1",
+        "True",
+        "check_append_host",
+        "invalid for input of size 2",
+    ),
+    Change(
+        "a page without slots is accepted",
+        CORE,
+        "Context.__post_init__",
+        "_is_int(size, 1)",
+        "_is_int(size, 0)",
+        "check_bad_requests_are_refused",
+        "accepted a Context of page_size 0",
     ),
     # Right, in another way.
     Change(
