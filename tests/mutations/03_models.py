@@ -6,6 +6,7 @@ CONFIG = "minisgl/models/config.py"
 WEIGHT = "minisgl/models/weight.py"
 DECODER = "minisgl/models/decoder.py"
 UTILS = "minisgl/models/utils.py"
+LOGGER = "minisgl/utils/logger.py"
 
 CHANGES = [
     Change(
@@ -224,7 +225,115 @@ CHANGES = [
         "check_layers_are_numbered",
         "layer_id",
     ),
+    Change(
+        "each call of init_logger adds a handler",
+        LOGGER,
+        "init_logger",
+        "if not logger.handlers:",
+        "if True:",
+        "check_log_lines",
+        "[minisgl.example.part] INFO loaded', '[minisgl.example.part] INFO loaded'",
+    ),
+    Change(
+        "lines go to the loggers above, too",
+        LOGGER,
+        "init_logger",
+        "    logger.propagate = False\n",
+        "",
+        "check_log_lines",
+        "rank 0 of 1 should log",
+    ),
+    Change(
+        "of a module's name only the stem is kept",
+        LOGGER,
+        "init_logger",
+        'Path(name).stem if strip_file and name.endswith(".py") else name',
+        "Path(name).stem if strip_file else name",
+        "check_log_lines",
+        "[minisgl.example] INFO loaded",
+    ),
+    Change(
+        "the level is not set",
+        LOGGER,
+        "init_logger",
+        '    logger.setLevel((level or os.environ.get("LOG_LEVEL") or "WARNING").upper())\n',
+        "",
+        "check_log_lines",
+        "and logged []",
+    ),
+    Change(
+        "a line has no level",
+        LOGGER,
+        "init_logger",
+        " %(levelname)s",
+        "",
+        "check_log_lines",
+        "[minisgl.example.part] loaded",
+    ),
+    Change(
+        "the rank is only shown if asked for",
+        LOGGER,
+        "RankLogger.process",
+        "tp.size > 1 if shows_rank is None else shows_rank",
+        "shows_rank",
+        "check_log_lines",
+        "rank 1 of 2 should log ['[minisgl.example.part] INFO [rank=1] loaded']",
+    ),
+    Change(
+        "info_rank0 speaks on every rank",
+        LOGGER,
+        "RankLogger.info_rank0",
+        "if (tp := try_get_tp_info()) is None or tp.is_primary():",
+        "if True:",
+        "check_log_lines",
+        "info_rank0 speaks on rank 0 only",
+    ),
+    Change(
+        "a view that does not begin where the file's tensor does is not copied",
+        WEIGHT,
+        "_own",
+        "tensor.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()",
+        "tensor.data_ptr() == source.data_ptr()",
+        "check_own_memory",
+        "rank 1 of 2",
+    ),
+    Change(
+        "every rank gets rank 0's slice, but for q, k and v",
+        WEIGHT,
+        "_shard_tensor",
+        "return _part(value, 1, r, n, key)",
+        "return _part(value, 1, 0, n, key)",
+        "check_ranks_together",
+        "o_proj.weight of ranks 0 and 1 do not make up the whole",
+    ),
+    Change(
+        "every rank looks up the first range of the vocabulary",
+        WEIGHT,
+        "_shard_tensor",
+        "mine = value[r * rows : (r + 1) * rows]",
+        "mine = value[:rows]",
+        "check_ranks_together",
+        "embed_tokens.weight of ranks 0 and 1",
+    ),
+    Change(
+        "the bias of o_proj is cut per rank",
+        WEIGHT,
+        "_shard_tensor",
+        '    if module in ("o_proj", "down_proj") and leaf == "weight":\n'
+        "        return _part(value, 1, r, n, key)",
+        '    if module in ("o_proj", "down_proj"):\n'
+        "        return _part(value, value.ndim - 1, r, n, key)",
+        "check_ranks_together",
+        "each rank should have all of model.layers.0.self_attn.o_proj.bias",
+    ),
     # Right, in another way.
+    Change(
+        "init_logger replaces the handlers that a logger has",
+        LOGGER,
+        "init_logger",
+        "if not logger.handlers:",
+        "logger.handlers.clear()\n    if True:",
+    ),
     Change(
         "the parts of a merged weight are written into one tensor",
         WEIGHT,
