@@ -59,7 +59,7 @@ def set_linear_kernel(name: str) -> None:
     """Choose the kernel of every linear layer built from now on.
 
     "auto" stands for the kernel of that name when `kernel/linear_auto.py` exists, and for "torch"
-    until then. Raises `ValueError` for an unknown name.
+    until then. Raises `ValueError`, with the name, for an unknown one; the old choice then stays.
     """
     global _LINEAR_KERNEL
     if name not in supported_linear_kernels():

@@ -14,7 +14,10 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 @contextmanager
 def torch_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Make `dtype` the default for new tensors inside the block, and restore the old one."""
+    """Make `dtype` the default for new tensors inside the block, and afterwards the old one again.
+
+    Also after an error inside the block.
+    """
     previous = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

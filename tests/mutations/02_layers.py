@@ -12,6 +12,19 @@ EMBED = "minisgl/layers/embedding.py"
 INDEX = "minisgl/kernel/index.py"
 ATTN = "minisgl/layers/attention.py"
 ACT = "minisgl/kernel/activation.py"
+MISC = "minisgl/utils/misc.py"
+TORCH_UTILS = "minisgl/utils/torch_utils.py"
+KLINEAR = "minisgl/kernel/linear.py"
+
+O_PROJ = (
+    "class LinearOProj(LinearRowParallel):\n"
+    '    """The projection after attention: its inputs are this rank\'s query heads."""'
+)
+CHOOSE = """\
+    if name not in supported_linear_kernels():
+        known = ", ".join(supported_linear_kernels())
+        raise ValueError(f"unknown linear kernel {name!r}; there are: {known}")
+    _LINEAR_KERNEL = name"""
 
 CHANGES = [
     Change(
@@ -350,7 +363,137 @@ CHANGES = [
         "check_embedding_on_ranks",
         "to the rows of [25, 50, 75]",
     ),
+    Change(
+        "an exact multiple is rounded up, too",
+        MISC,
+        "div_ceil",
+        "-(-a // b)",
+        "a // b + 1",
+        "check_rounding_up",
+        "of 16 and 16 should be (1, 16), got (2, 32)",
+    ),
+    Change(
+        "an error inside the block leaves the default dtype changed",
+        TORCH_UTILS,
+        "torch_dtype",
+        "    try:\n        yield\n    finally:\n        torch.set_default_dtype(previous)",
+        "    yield\n    torch.set_default_dtype(previous)",
+        "check_default_dtype",
+        "after an error inside the block the default is torch.bfloat16",
+    ),
+    Change(
+        "the default dtype is always float32 afterwards, and never what was asked for",
+        TORCH_UTILS,
+        "torch_dtype",
+        "    torch.set_default_dtype(dtype)",
+        "    torch.set_default_dtype(previous)",
+        "check_default_dtype",
+        "inside the block new tensors are torch.float32",
+    ),
+    Change(
+        "the ranks' logits are laid below each other",
+        EMBED,
+        "ParallelLMHead._gather",
+        "torch.cat(parts, dim=-1)",
+        "torch.cat(parts, dim=0)",
+        "check_logits_of_all_ranks",
+        "[6, 49], not [3, 97]",
+    ),
+    Change(
+        "the padding rows are scored",
+        EMBED,
+        "ParallelLMHead._gather",
+        "[:, : self.num_embeddings]",
+        "",
+        "check_logits_of_all_ranks",
+        "[3, 98], not [3, 97]",
+    ),
+    Change(
+        "a rank keeps its own logits",
+        EMBED,
+        "ParallelLMHead._gather",
+        "if self._tp_size == 1:",
+        "if True:",
+        "check_logits_of_all_ranks",
+        "[3, 49], not [3, 97]",
+    ),
+    Change(
+        "the gathered logits are only looked at in another shape",
+        EMBED,
+        "ParallelLMHead._gather",
+        None,
+        "        if self._tp_size == 1:\n            return logits\n"
+        "        rows = len(logits)\n"
+        "        return self._comm.all_gather(logits).view(rows, -1)[:, : self.num_embeddings]",
+        "check_logits_of_all_ranks",
+        "rank 0 of 2 has wrong scores",
+    ),
+    Change(
+        "a bias of o_proj is added on every rank",
+        LINEAR,
+        "",
+        O_PROJ,
+        O_PROJ + "\n\n    def forward(self, x: torch.Tensor) -> torch.Tensor:\n"
+        "        return self._comm.all_reduce(self._kernel.apply(x, self.weight, self.bias))",
+        "check_row_parallel_sum",
+        "LinearOProj on two ranks is off",
+    ),
+    Change(
+        "a bias of a row-parallel layer is cut per rank",
+        LINEAR,
+        "LinearRowParallel.__init__",
+        "        super().__init__(input_size, output_size, local_isize, output_size, has_bias)",
+        "        super().__init__(input_size, output_size, local_isize, output_size, has_bias)\n"
+        "        self.bias = torch.empty(output_size // self._tp_size) if has_bias else None",
+        "check_row_parallel_sum",
+        "a bias is never cut: [2], not [5]",
+    ),
+    Change(
+        'the kernel "auto" cannot be chosen',
+        KLINEAR,
+        "supported_linear_kernels",
+        '{"auto", "torch", *(file.stem.removeprefix("linear_") for file in files)}',
+        '{"torch", *(file.stem for file in files)}',
+        "check_choice_of_kernel",
+        "unknown linear kernel 'auto'",
+    ),
+    Change(
+        "any name is taken, and fails when a layer is built",
+        KLINEAR,
+        "set_linear_kernel",
+        CHOOSE,
+        "    _LINEAR_KERNEL = name",
+        "check_choice_of_kernel",
+        "the error should name what was asked for",
+    ),
+    Change(
+        "a refused kernel is chosen all the same",
+        KLINEAR,
+        "set_linear_kernel",
+        CHOOSE,
+        "    _LINEAR_KERNEL, known = name, supported_linear_kernels()\n"
+        "    if name not in known:\n"
+        '        raise ValueError(f"unknown linear kernel {name!r}; there are: {known}")',
+        "check_choice_of_kernel",
+        "a refused name should leave",
+    ),
     # Right, in another way.
+    Change(
+        "rounding up by adding first",
+        MISC,
+        "div_ceil",
+        "-(-a // b)",
+        "(a + b - 1) // b",
+    ),
+    Change(
+        "the logits are gathered as a transposed stack",
+        EMBED,
+        "ParallelLMHead._gather",
+        "        parts = self._comm.all_gather(logits).chunk(self._tp_size, dim=0)\n"
+        "        return torch.cat(parts, dim=-1)[:, : self.num_embeddings]",
+        "        stack = self._comm.all_gather(logits).view(self._tp_size, len(logits), -1)\n"
+        "        return stack.transpose(0, 1).flatten(1)[:, : self.num_embeddings]",
+    ),
     Change(
         "the norm with rsqrt",
         NORM,
