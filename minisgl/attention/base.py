@@ -29,7 +29,10 @@ class BaseAttnBackend(ABC):
 
     @property
     def supports_cuda_graph(self) -> bool:
-        """Whether the three graph hooks work; when False, the engine must run eagerly."""
+        """Whether the three graph hooks work, True unless a backend says otherwise.
+
+        When False, the engine must run eagerly.
+        """
         return True
 
     @abstractmethod

@@ -51,7 +51,10 @@ def make_metadata(
     num_kv_heads: int,
     dtype: torch.dtype,
 ) -> TorchMetadata:
-    """The metadata of a batch of `reqs`, whose slots stand in the engine's whole `page_table`."""
+    """The metadata of a batch of `reqs`, whose slots stand in the engine's whole `page_table`.
+
+    Raises ValueError, with both numbers, for a request that is longer than the table is wide.
+    """
     q_lens, kv_lens = [req.extend_len for req in reqs], [req.device_len for req in reqs]
     longest, width = max(kv_lens), page_table.shape[1]
     if longest > width:
@@ -71,8 +74,9 @@ def make_metadata(
 class TorchBackend(EagerBackend):
     """Stores K and V first and reads second; how it reads is the batch's plan.
 
-    Made after the global context has its KV pool. Raises ValueError if the query heads cannot be
-    shared out evenly among the KV heads.
+    Made after the global context has its KV pool, whose shape says how many slots and KV heads this
+    rank has. Raises ValueError if the query heads cannot be shared out evenly among the ranks, or
+    a rank's among its KV heads. `forward` wants the batch's metadata: `prepare_metadata` is first.
     """
 
     def __init__(self, config: ModelConfig) -> None:

@@ -102,7 +102,8 @@ class GatheredDecodePlan:
     """One query per request, all requests at once, over a padded copy of their K and V.
 
     Works for any dtype and device. Shorter requests are padded by repeating their own last slot,
-    never with a slot of somebody else: a masked weight is 0, but 0 times NaN is NaN.
+    never with a slot of somebody else: a masked weight is 0, but 0 times NaN is NaN. `copies`
+    holds the copy of K and that of V: made in the first layer, and overwritten in each later one.
     """
 
     def __init__(

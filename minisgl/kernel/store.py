@@ -24,7 +24,8 @@ def store_cache(
     numbers a token as the cache has a slot, in any shape; `indices` is `[num_tokens]`, each slot
     at most once (only the dummy's slot may repeat: nobody reads what it holds).
 
-    Raises ValueError when the three don't fit together. Without that check one token and many
+    Raises ValueError, with the shapes, unless `k` and `v` have as many tokens as there are
+    indices, and each token as many numbers as a slot. Without that check one token and many
     indices would broadcast: the same K and V in every slot, and no error.
     """
     num_slots, num_tokens = k_cache.shape[0], indices.numel()

@@ -19,6 +19,9 @@ class MHAKVCache(BaseKVCachePool):
     The memory is one tensor `[2, num_layers, num_pages + 1, page_size, local_kv_heads, head_dim]`,
     K before V. Page p owns the slots `p * page_size` up to, not including, `(p + 1) * page_size`;
     the dummy's page is page `num_pages`, so no page that is handed out can ever be it.
+
+    Raises ValueError that names both numbers unless there is at least one page of at least one
+    slot, and the one of `div_even` if the KV heads do not divide.
     """
 
     def __init__(

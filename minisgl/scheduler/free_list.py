@@ -12,7 +12,8 @@ class FreeList:
     """The numbers 0 up to, not including, `size`; each is either free or taken.
 
     What came back last is handed out first: memory that was never needed stays untouched. Every
-    error leaves the list as it was. `what` names the things in messages.
+    error leaves the list as it was. `what` names the things in messages. Raises ValueError, with
+    the size that was given, for a list without any numbers.
     """
 
     def __init__(self, size: int, what: str) -> None:

@@ -15,6 +15,9 @@ class TableManager:
 
     `page_table` is `[max_running_reqs + 1, max_seq_len]`, int32: which slot holds the KV of the
     token at that position. `token_pool` has the same shape: which token stands at that position.
+
+    Raises ValueError, with the rows that are needed and the shape that came, for a page table
+    without a row for each request and one for the dummy.
     """
 
     def __init__(self, max_running_reqs: int, page_table: torch.Tensor) -> None:

@@ -296,6 +296,33 @@ CHANGES = [
         "check_free_list",
         "a new list hands out 0, 1, 2",
     ),
+    Change(
+        "a pool without pages is accepted",
+        POOL,
+        "MHAKVCache.__init__",
+        "if num_pages < 1 or page_size < 1:",
+        "if page_size < 1:",
+        "check_impossible_sizes",
+        "a pool of 0 pages should raise ValueError",
+    ),
+    Change(
+        "a list without numbers is accepted",
+        LIST,
+        "FreeList.__init__",
+        "if size < 1:",
+        "if size < 0:",
+        "check_impossible_sizes",
+        "a free list of 0 numbers should raise ValueError",
+    ),
+    Change(
+        "a page table without a row for the dummy is accepted",
+        TABLE,
+        "TableManager.__init__",
+        "page_table.shape[0] <= max_running_reqs",
+        "page_table.shape[0] < max_running_reqs",
+        "check_impossible_sizes",
+        "3 rows for 3 requests and the dummy should raise ValueError",
+    ),
     # Right, in another way.
     Change(
         "a loop over the rows instead of one index",

@@ -5,6 +5,7 @@ from course.mutations import Change
 UTILS = "minisgl/attention/utils.py"
 PLANS = "minisgl/attention/torch_plans.py"
 TORCH = "minisgl/attention/torch_backend.py"
+BASE = "minisgl/attention/base.py"
 INIT = "minisgl/attention/__init__.py"
 PAGES = "check_pages_and_heads"
 ALIKE = "check_all_plans_decode_alike"
@@ -216,6 +217,42 @@ CHANGES = [
         "[name for name in names[:1] if name not in known]",
         "check_names",
         "'torch,flash' should be refused",
+    ),
+    Change(
+        "a request longer than the page table is cut off",
+        TORCH,
+        "make_metadata",
+        "    if longest > width:",
+        "    if False:",
+        "check_longer_than_the_table",
+        "",
+    ),
+    Change(
+        "the error of too long a request names no numbers",
+        TORCH,
+        "make_metadata",
+        'f"a request of {longest} tokens in a page table of {width} positions"',
+        '"a request is too long"',
+        "check_longer_than_the_table",
+        "the message should say 10 and 8",
+    ),
+    Change(
+        "no backend can be recorded unless it says so",
+        BASE,
+        "BaseAttnBackend.supports_cuda_graph",
+        "return True",
+        "return False",
+        "check_who_can_be_recorded",
+        "a backend that says nothing should be True",
+    ),
+    Change(
+        "a pair can be recorded if its prefill backend can",
+        BASE,
+        "HybridBackend.supports_cuda_graph",
+        "self.decode_backend",
+        "self.prefill_backend",
+        "check_who_can_be_recorded",
+        "TorchBackend, and that for decode should be True",
     ),
     # Right, in another way.
     Change(
