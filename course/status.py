@@ -12,8 +12,8 @@ from typing import Any
 
 from course import notebooks, stubs
 from course.builder import find_root, reference_root
-from course.exercises import OPEN, RIGHT, WRONG, read_record, record
-from course.judging import Job, Judge
+from course.exercises import OPEN, RIGHT, WRONG, Verdict, read_record, record
+from course.judging import Job, Judge, program
 from course.reference import find_written, to_write
 from course.source import PACKAGE, directive
 from course.workbook import BY_HAND, read_or_none, running_chapter
@@ -91,6 +91,11 @@ def written_in(folder: Path) -> dict[tuple[str, str], bool]:
     }
 
 
+RAN = """\
+The checks ran now, on your minisgl and on the notebooks as they are saved. An exercise is judged by
+its own cell: what counts here is the verdict of the last time that you ran it."""
+
+
 @dataclass(frozen=True)
 class Progress:
     """How far a chapter of a folder of workbooks is."""
@@ -109,7 +114,11 @@ class Progress:
 def chapters_so_far(
     root: Path, folder: Path, *, run: bool = False, chapters: Sequence[str] = ()
 ) -> Iterator[Progress]:
-    """The progress of the chapters, with the last verdicts, or with new ones (`run`)."""
+    """The progress of the chapters, with the last verdicts, or with new ones (`run`).
+
+    What lives in a notebook is judged as it is saved there. Of exercises there are only the last
+    verdicts: their cells give them.
+    """
     done, known = written_in(folder), read_record(folder)
     for chapter in chapters or notebooks.chapters(root):
         pieces = to_write(root, [chapter])
@@ -119,13 +128,23 @@ def chapters_so_far(
         )
         verdicts = dict.fromkeys(checks_by_chapter()[chapter], OPEN) | known.get(chapter, {})
         said: dict[str, str] = {}
-        if run and count and any(piece.path for piece in pieces):
-            with Judge(root, chapter) as judge:
-                found = judge.run(Job(str(folder))).verdicts
+        if run and pieces:
+            found = _judged(root, folder, chapter, count, in_notebook=bool(in_notebook))
             record(folder, found, chapter)
             verdicts |= {v.name: v.kind for v in found}
             said = {v.name: " | ".join(v.lines) for v in found if v.kind == WRONG}
         yield Progress(chapter, count, len(pieces), verdicts, said)
+
+
+def _judged(
+    root: Path, folder: Path, chapter: str, written: int, *, in_notebook: bool
+) -> list[Verdict]:
+    """New verdicts of a chapter's checks, on what the reader's package and notebook hold."""
+    checks = program(root, chapter).checks
+    if not written:  # nothing to run, and no verdict of another day counts
+        return [Verdict(name, OPEN, ("nothing of the chapter is written",)) for name in checks]
+    with Judge(folder if in_notebook else root, chapter) as judge:
+        return judge.run(Job(str(folder), checks)).verdicts
 
 
 def status_lines(
@@ -139,6 +158,7 @@ def status_lines(
         yield f"{p.chapter:<20} {written:>9}  {kinds}"
         for name in (n for n, kind in p.verdicts.items() if kind == WRONG):
             yield f"{'':<20} wrong: {name}{': ' * (name in p.said)}{p.said.get(name, '')}"
+    yield RAN if run else "Nothing was run: these are the verdicts of the last time."
 
 
 def progress() -> Any:

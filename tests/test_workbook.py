@@ -417,6 +417,33 @@ def test_check_runs_what_uses_a_definition_on_the_readers_package(mine, capsys):
     assert "01_core" in out and "wrong: check_worked_example" in out
 
 
+def test_status_judges_what_a_notebook_holds_and_not_what_was_right_once(mine):
+    chapter, name = "00_tiny_engine", "check_rmsnorm"
+    book = notebooks.read(ROOT, chapter)
+    cell = next(c for c in book.cells if "def rmsnorm(" in c.source)
+    wrong = cell.source.replace("rsqrt", "sqrt")
+    assert wrong != cell.source
+    cell.source = wrong
+    book.cells.append(nbformat.v4.new_code_cell("half a cell ("))
+    nbformat.write(book, mine / "notebooks" / f"{chapter}.ipynb")
+    once = dict.fromkeys(status.checks_by_chapter()[chapter], RIGHT)
+    (mine / exercises.RECORD).write_text(json.dumps({chapter: once}), encoding="utf-8")
+
+    (found,) = status.chapters_so_far(ROOT, mine, chapters=[chapter])
+    assert found.count(WRONG) == 0, "without a run there are only the last verdicts"
+    lines = list(status.status_lines(ROOT, mine, run=False, chapters=[chapter]))
+    assert lines[-1].startswith("Nothing was run")
+
+    lines = list(status.status_lines(ROOT, mine, chapters=[chapter]))
+    assert any(f"wrong: {name}: " in line for line in lines), lines
+    assert lines[-1].startswith("The checks ran now") and "exercise" in lines[-1]
+    assert exercises.read_record(mine)[chapter][name] == WRONG
+
+    nbformat.write(workbook.workbook(ROOT, chapter, mine), mine / "notebooks" / f"{chapter}.ipynb")
+    (found,) = status.chapters_so_far(ROOT, mine, run=True, chapters=[chapter])
+    assert found.verdicts[name] == OPEN and not found.written, "nothing is written any more"
+
+
 LONG = [  # chapter 01's table is run always; the others take some minutes in all
     pytest.mark.slow,
     pytest.mark.timeout(1800),
