@@ -178,7 +178,7 @@ CHANGES = [
         "tensor.clone() if shared else tensor",
         "tensor",
         "check_own_memory",
-        "rank 0 of 1",
+        "all of a file's tensor should be copied",
     ),
     Change(
         "an index is not honored, all files are read",
@@ -295,7 +295,7 @@ CHANGES = [
         "tensor.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()",
         "tensor.data_ptr() == source.data_ptr()",
         "check_own_memory",
-        "rank 1 of 2",
+        "the second of a file's tensor should be copied",
     ),
     Change(
         "every rank gets rank 0's slice, but for q, k and v",
