@@ -2,8 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PORT ?= 8000
-# How many tests run side by side; each then computes with one thread.
-JOBS ?= 2
+# How many files run side by side, each with one thread: one more than two cores, as browsers wait a lot.
+JOBS ?= 3
 # JupyterLab refuses to run as root unless told; in a container there is often no other user.
 LAB_FLAGS := $(if $(filter 0,$(shell id -u 2>/dev/null)),--allow-root)
 

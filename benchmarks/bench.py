@@ -320,6 +320,8 @@ import torch, psutil
 sys.path.insert(0, {root!r})
 from transformers import AutoModelForCausalLM, AutoConfig
 from benchmarks import bench
+if {warm}:  # import what both import as they load: code is not what a model takes
+    AutoModelForCausalLM._model_mapping[type(AutoConfig.from_pretrained(bench.course.model()))]
 imported = time.perf_counter()
 def anonymous():
     full = psutil.Process().memory_full_info()
@@ -341,19 +343,24 @@ print(json.dumps(dict(load=ready - imported, first=ready - begin + first, memory
 """
 
 
+def _started(ours: bool, dtype: str, warm: bool) -> dict[str, float]:
+    """What a new process measures; `warm`: its memory is counted from when all code is there."""
+    code = _START.format(root=str(ROOT), dtype=dtype, ours=ours, warm=warm)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
 def start(args: argparse.Namespace, dtype: torch.dtype) -> None:
-    """From a new process to the first token, and what lies in memory then."""
+    """From a new process to the first token, and from another one what lies in memory then."""
     found: dict[str, list[dict[str, float]]] = {"minisgl": [], "transformers": []}
     name = str(dtype).removeprefix("torch.")
     for _ in range(args.rounds):
         for which, results in found.items():
-            code = _START.format(root=str(ROOT), dtype=name, ours=which == "minisgl")
-            done = subprocess.run(
-                [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT
-            )
-            if done.returncode:
-                raise SystemExit(done.stderr)
-            results.append(json.loads(done.stdout.splitlines()[-1]))
+            cold, warm = (_started(which == "minisgl", name, warm) for warm in (False, True))
+            results.append({**warm, "load": cold["load"], "first": cold["first"]})
     files = Path(course.model()).glob("*.safetensors")
     checkpoint = sum(path.stat().st_size for path in files) * dtype.itemsize / 4
     rows = [

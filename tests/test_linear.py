@@ -165,8 +165,8 @@ def test_left_alone() -> None:
 def test_rows_between_those_tried() -> None:
     names = [lambda x, w, b, n=n: n for n in ROWS]
     plan = Plan(as_is(torch.float32), tuple(names), (1.0,) * len(ROWS))
-    chosen = {rows: plan.product(rows)(None, None, None) for rows in (1, 2, 4, 5, 16, 17, 64, 999)}
-    assert chosen == {1: 1, 2: 4, 4: 4, 5: 16, 16: 16, 17: 64, 64: 64, 999: 64}
+    chosen = {rows: plan.product(rows)(None, None, None) for rows in (1, 2, 4, 5, 16, 17, 128, 999)}
+    assert chosen == {1: 1, 2: 4, 4: 4, 5: 16, 16: 16, 17: 128, 128: 128, 999: 128}
 
 
 def test_selectable() -> None:

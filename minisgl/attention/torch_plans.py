@@ -84,7 +84,7 @@ class PerRequestPlan:
             start += q_len
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        out = torch.empty_like(q)
+        outputs = []
         for queries, slots, bias in self.segments:
             q_heads, k_heads, v_heads = (
                 x.transpose(0, 1)[None] for x in (q[queries], take(k, slots), take(v, slots))
@@ -94,8 +94,8 @@ class PerRequestPlan:
             seen = F.scaled_dot_product_attention(
                 q_heads, k_heads, v_heads, attn_mask=bias, is_causal=square, enable_gqa=True
             )
-            out[queries] = seen[0].transpose(0, 1)
-        return out
+            outputs.append(seen[0].transpose(0, 1))
+        return outputs[0].contiguous() if len(outputs) == 1 else torch.cat(outputs)
 
 
 class GatheredDecodePlan:

@@ -31,6 +31,7 @@ from minisgl.utils.device import (
     make_event,
     make_stream,
     physical_cores,
+    release_freed_memory,
     resolve_device,
     use_stream,
 )
@@ -153,6 +154,7 @@ def _load_model(
     weights = _load_weight_state_dict(config, model, device)
     weight_bytes = sum(weight.nbytes for weight in weights.values())
     model.load_state_dict(weights)
+    release_freed_memory()
     return model, weight_bytes
 
 

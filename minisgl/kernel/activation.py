@@ -15,10 +15,12 @@ def silu_and_mul(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tens
     Source: Shazeer, "GLU Variants Improve Transformer", 2020 (SwiGLU).
     """
     gate, up = x.chunk(2, dim=-1)
-    return torch.mul(F.silu(gate), up, out=out)
+    gate = F.silu(gate)
+    return torch.mul(gate, up, out=gate if out is None else out)
 
 
 def gelu_and_mul(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """Return `gelu(gate) * up` for `x = [gate | up]`; the exact GELU, by the error function."""
     gate, up = x.chunk(2, dim=-1)
-    return torch.mul(F.gelu(gate), up, out=out)
+    gate = F.gelu(gate)
+    return torch.mul(gate, up, out=gate if out is None else out)

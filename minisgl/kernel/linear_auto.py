@@ -164,7 +164,7 @@ class PackedWeight(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
 
-ROWS = (1, 4, 16, 64)  # numbers of rows that are tried: three decodes, and a prefill
+ROWS = (1, 4, 16, 128)  # numbers of rows that are tried: three decodes, and a prefill
 PART_BYTES = 8 << 20  # of a larger weight only parts are tried
 SAMPLE_BYTES = 48 << 20  # all weights that are tried in turn: more than most caches hold
 
@@ -174,7 +174,8 @@ def samples(weight: torch.Tensor) -> list[torch.Tensor]:
     rows = max(1, PART_BYTES // (weight.shape[1] * weight.element_size()))
     if len(weight) >= 3 * rows:
         return [part for part in weight.split(rows) if len(part) == rows]
-    return [weight.clone() for _ in range(max(3, min(32, SAMPLE_BYTES // weight.nbytes)))]
+    count = max(3, min(64, SAMPLE_BYTES // weight.nbytes))
+    return list(weight.repeat(count, 1, 1))  # one block of memory, which is given back whole
 
 
 def time_product(product: Product, x: torch.Tensor, weights: Iterator[Any], best: float) -> float:

@@ -20,8 +20,7 @@ def rmsnorm(
     whatever the dtype of `weight`. Written into `out` when given, which may be `x` itself.
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
     """
-    y = F.rms_norm(x.to(torch.float32), weight.shape, None, eps).to(x.dtype)
-    y = (weight * y).to(x.dtype)
+    y = F.rms_norm(x.to(torch.float32), weight.shape, None, eps).to(x.dtype).mul_(weight)
     return y if out is None else out.copy_(y)
 
 

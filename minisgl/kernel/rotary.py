@@ -38,6 +38,7 @@ def apply_rope_with_cos_sin_cache(
     rows = cos_sin_cache.index_select(0, positions).to(query.dtype)
     cos, sin = rows.unsqueeze(1).chunk(2, dim=-1)
     num_tokens = positions.shape[0]
-    q = rotate(query.view(num_tokens, -1, head_size), cos, sin)
-    k = rotate(key.view(num_tokens, -1, head_size), cos, sin)
-    return q.view(query.shape), k.view(key.shape)
+    q, k = (x.view(num_tokens, -1, head_size) for x in (query, key))
+    both = rotate(torch.cat((q, k), dim=1), cos, sin)  # one call: half as many small operations
+    q, k = both.split((q.shape[1], k.shape[1]), dim=1)
+    return q.reshape(query.shape), k.reshape(key.shape)

@@ -36,5 +36,6 @@ def store_cache(
                 f"{name} has shape {tuple(new.shape)}, but {num_tokens} indices into slots of "
                 f"{cache.shape[1]} numbers need [{num_tokens}, {cache.shape[1]}]"
             )
-    k_cache[indices] = k.reshape(num_tokens, k_cache.shape[1])
-    v_cache[indices] = v.reshape(num_tokens, v_cache.shape[1])
+    slots = indices.flatten().long()
+    k_cache.index_copy_(0, slots, k.reshape(num_tokens, k_cache.shape[1]))
+    v_cache.index_copy_(0, slots, v.reshape(num_tokens, v_cache.shape[1]))

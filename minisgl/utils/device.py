@@ -7,7 +7,9 @@ does nothing, so that the engine is written once. (The official code is CUDA onl
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -159,6 +161,17 @@ def get_free_memory(device: torch.device) -> int:
         if limit and used:
             free.append(limit[0] - used[0] + _droppable(folder / "memory.stat"))
     return max(0, min(free))
+
+
+def release_freed_memory() -> None:
+    """Give memory that was freed, and that the C library keeps for later, back to the system.
+
+    After a model was loaded that is what was read, merged and tried out on the way. Only the C
+    library of most Linux systems (glibc) can be asked; elsewhere nothing happens.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def _droppable(stat: Path) -> int:

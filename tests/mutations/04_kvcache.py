@@ -337,11 +337,11 @@ CHANGES = [
         "        done += (last - first) * page_size",
     ),
     Change(
-        "store by index_copy_",
+        "store by assignment",
         STORE,
         "store_cache",
-        "    k_cache[indices] = k.reshape(num_tokens, k_cache.shape[1])",
-        "    k_cache.index_copy_(0, indices.long(), k.reshape(num_tokens, -1))",
+        "    k_cache.index_copy_(0, slots, k.reshape(num_tokens, k_cache.shape[1]))",
+        "    k_cache[indices] = k.reshape(num_tokens, -1)",
     ),
     Change(
         "the pool is zeroed first",
