@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from hand_driven import Driver, config_for, hf_tokens, started
@@ -32,6 +34,7 @@ from minisgl.utils.device import (
     make_stream,
     physical_cores,
     pin,
+    release_freed_memory,
     resolve_device,
     use_stream,
 )
@@ -509,6 +512,20 @@ def test_threads_are_the_physical_cores(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     with started(tiny()):
         assert torch.get_num_threads() == before
+
+
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="only glibc gives freed memory back when asked"
+)
+def test_freed_memory_goes_back_to_the_system():
+    torch.ones(1 << 20)  # 4 MiB: pieces up to this size come from the heap from now on
+    pieces = [torch.ones(1 << 18) for _ in range(200)]
+    last = torch.ones(1 << 18)  # above them, so that the heap can't shrink by itself
+    full = psutil.Process().memory_info().rss
+    del pieces
+    release_freed_memory()
+    assert psutil.Process().memory_info().rss < full - (100 << 20)
+    assert last.sum() == 1 << 18
 
 
 def test_cores_and_memory_respect_the_container(
