@@ -421,15 +421,6 @@ CHANGES = [
         "was expected",
     ),
     Change(
-        "a folder without a config.json is not noticed",
-        HF,
-        "cached_load_hf_config",
-        "if not path.is_file():",
-        "if False:",
-        "check_config_file",
-        "FileNotFoundError",
-    ),
-    Change(
         "an error of the tokenizer goes through as it is",
         HF,
         "load_tokenizer",
@@ -625,7 +616,7 @@ CHANGES = [
         "if error.name != module:",
         "if False:",
         "check_later_chapters",
-        "nothing_of_that_name",
+        "in needs_more.py",
     ),
     Change(
         "experts are computed by one dense MLP",
