@@ -179,6 +179,8 @@ GUIDE = """\
 > * `course.catch_up("{chapter}")`, once the first code cell has run, writes everything from the
 >   chapters before this one that you have not written. It never touches what you wrote.
 > * `course.progress()` shows how far you are.
+> * Answers to the exercises are not in here. The book has them, folded, and so have the workbooks
+>   that `python -m course workbook FOLDER --answers` writes.
 """
 
 
@@ -289,8 +291,11 @@ def workbook(root: Path, chapter: str, folder: Path, *, answers: bool = False) -
             names += left
             cells.append(_code_cell(cell, text, keep_outputs=not left))
             cells += _printed(cells[-1])
-    example = next((n for n in names if "." in n and "__" not in n), (names or ["Req"])[0])
-    guide = GUIDE.format(example=example, chapter=chapter.split("_")[0])
+    built = [n for n in names if n not in BY_HAND.get(chapter, set())] or ["Req"]  # in a file
+    example = next((n for n in built if "." in n and "__" not in n), built[0])
+    number = chapter.split("_")[0]
+    # A number says which chapter; `stage1` does not, since several names begin with it.
+    guide = GUIDE.format(example=example, chapter=number if number.isdigit() else chapter)
     cells.insert(1, _markdown(guide.strip(), "workbook-guide"))
     made = nbformat.v4.new_notebook(cells=cells, metadata={**source.metadata})
     made.metadata.pop("widgets", None)

@@ -184,6 +184,16 @@ def test_a_workbook_keeps_the_prose_and_leaves_out_the_answers(books, tmp_path):
         assert "What the book printed" in blank
 
 
+def test_the_calls_in_every_guide_work(books):
+    for chapter in CHAPTERS:
+        (guide,) = (c.source for c in cells_of(books, chapter) if c.id == "workbook-guide")
+        (named,) = re.findall(r'course\.catch_up\("(.+?)"\)', guide)
+        assert reference.chapter_named(ROOT, named) == chapter
+        (shown,) = re.findall(r'course\.reveal\("(.+?)"\)', guide)
+        assert repr(reference.reveal(shown)), f"{chapter}: {shown}"
+        assert "--answers" in guide
+
+
 def test_links_of_workbooks_lead_somewhere(books):
     for chapter in CHAPTERS:
         for cell in cells_of(books, chapter):

@@ -63,7 +63,11 @@ def _rope(config: PretrainedConfig) -> tuple[float, dict[str, Any] | None]:
     """`(theta, scaling)` from either generation of config.
 
     Version 5 of `transformers` has one dict, `rope_parameters`; version 4 has `rope_theta` beside
-    `rope_scaling`, which may be null or missing. A theta that nobody gives is 10 000, as there.
+    `rope_scaling`, which may be null or missing; `rope_parameters` counts if it is there, and so
+    does `rope_type` beside `type`. A theta that nobody gives is 10 000, as there. The scaling has
+    its kind first, then its parameters by name, and original_max_position_embeddings always: where
+    it is not given it is max_position_embeddings. ValueError for a setting per kind of layer (a
+    dict in the dict) and for a partial_rotary_factor other than 1.
     """
     found = getattr(config, "rope_parameters", None)
     if not found:
@@ -92,7 +96,12 @@ def _max_position(config: PretrainedConfig) -> int:
 
     A model with a sliding window attends to the last `sliding_window` tokens only. Up to that
     length this is full attention, and beyond it this engine would compute something else: so the
-    window, where there is one, is the limit.
+    window, where there is one, is the limit, with a warning.
+
+    Any of these means that no layer has a window: `use_sliding_window` is false (missing: true), a
+    `layer_types` without "sliding_attention" (missing: all slide), `max_window_layers`, the number
+    of first layers that never slide (missing: 0), is not below the number of layers. A window that
+    is not below max_position_embeddings limits nothing.
     """
     longest: int = _required(config, "max_position_embeddings")
     window: int | None = getattr(config, "sliding_window", None)
@@ -129,7 +138,11 @@ def _attention_switches(config: PretrainedConfig) -> dict[str, bool]:
 
 
 def _refuse_unsupported(config: PretrainedConfig) -> None:
-    """Raise ValueError for what would load and then compute something else."""
+    """Raise ValueError for what would load and then compute something else.
+
+    That is `architectures[0]`, where it is given, if it is not registered; and quantization_config,
+    mlp_bias, mlp_only_layers and decoder_sparse_step (missing: 1) if they ask for anything.
+    """
     architectures = getattr(config, "architectures", None) or []
     if architectures:
         assert_supported(architectures[0])
@@ -185,7 +198,13 @@ class ModelConfig:
 
 
 def _settings_from_hf(config: PretrainedConfig) -> dict[str, Any]:
-    """Every field of `ModelConfig` by name."""
+    """Every field of `ModelConfig` by name.
+
+    Required: num_hidden_layers, hidden_size, vocab_size, intermediate_size, rms_norm_eps and
+    hidden_act. The rest may be missing or null, and is then 0, false or empty. Experts are called
+    `num_experts` or, in other families, `num_local_experts`; the other names are those of the
+    fields. The rotation turns the whole head: rotary_dim is head_dim.
+    """
     _refuse_unsupported(config)
     num_qo_heads, num_kv_heads, head_dim = _head_shape(config)
     base, scaling = _rope(config)

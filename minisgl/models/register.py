@@ -38,7 +38,11 @@ def assert_supported(model_architecture: str) -> None:
 
 
 def import_later(module: str, what: str) -> Any:
-    """The module, or NotImplementedError if the chapter that builds it has not been run."""
+    """The module, or NotImplementedError if the chapter that builds it has not been run.
+
+    `what` is what was asked for, in words: "WHAT comes in a later chapter, in minisgl/x/y.py". If
+    the module is there and another one, which it imports, is not, that error passes through.
+    """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -80,7 +80,8 @@ class GatedMLP(BaseOP):
 def make_mlp(config: ModelConfig) -> BaseOP:
     """The MLP that the config asks for: dense, or the mixture of experts of a later chapter.
 
-    Raises NotImplementedError for the latter until its file is there.
+    The latter is `MoEMLP(config)` of minisgl.models.qwen3_moe. Raises NotImplementedError for it
+    until that file is there.
     """
     if not config.is_moe:
         return GatedMLP(config)

@@ -228,7 +228,9 @@ def load_weight(
 
     One tensor of the checkpoint is read at a time, cut for this rank, put on `device`, and passed
     on at once unless it must wait in `buffer` for the others that it is merged with. What is
-    yielded is the caller's own memory: the file may change or go afterwards.
+    yielded is the caller's own memory: the file may change or go afterwards. If the config has
+    experts, all of it goes through `stack_experts(weights, config)` of minisgl.models.qwen3_moe, a
+    generator that takes these pairs and yields those of the model (see `import_later`).
 
     Raises FileNotFoundError or ValueError, naming the file or tensor, for a folder that can't be
     loaded: before the first tensor if its files show it, at the end for parts that never came.

@@ -46,7 +46,12 @@ def cached_load_hf_config(model_path: str) -> PretrainedConfig:
 
 @functools.lru_cache(maxsize=16)
 def _load_hf_config(model_path: str, stamp: tuple[int, int]) -> PretrainedConfig:
-    """Read a config; `stamp` tells one version of the file from the next."""
+    """Read a config; `stamp` tells one version of the file from the next.
+
+    The import of `transformers`, which is slow, stands in here. Whatever `AutoConfig` raises
+    becomes a ValueError, except for a folder whose `model_type` is not in `CONFIG_MAPPING`: that
+    comes back as a plain PretrainedConfig of the fields in its config.json.
+    """
     from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
     raw = read_json(Path(model_path, "config.json")) if Path(model_path).is_dir() else {}
@@ -64,7 +69,8 @@ def download_hf_weight(model_path: str) -> str:
     """The local folder of a model: `model_path` itself, or where the Hub's files were put.
 
     Of a Hub id only the safetensors files and their index are downloaded (what is in the cache
-    already is not). Raises ValueError when `model_path` is neither a folder nor such an id.
+    already is not), by `snapshot_download` of `huggingface_hub`, imported when it is needed. Any
+    error of it becomes a ValueError: `model_path` is neither a folder nor such an id.
     """
     if Path(model_path).is_dir():
         return model_path
@@ -80,7 +86,11 @@ def download_hf_weight(model_path: str) -> str:
 
 
 def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a local folder or a Hub id, with its chat template if it has one."""
+    """The tokenizer of a local folder or a Hub id, with its chat template if it has one.
+
+    It is `AutoTokenizer` of `transformers` that reads it, imported in here; any error of it becomes
+    a ValueError that names `model_path`.
+    """
     from transformers import AutoTokenizer
 
     try:

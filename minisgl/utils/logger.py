@@ -26,7 +26,12 @@ class RankLogger(logging.LoggerAdapter):
     """A logger whose lines begin with the rank and process that wrote them, if asked for."""
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, Any]:
-        """Put the prefix before the message, with the rank as it is now."""
+        """Put the prefix before the message, with the rank as it is now.
+
+        `self.extra` holds `suffix`, `use_pid` and `use_tp_rank`. The prefix is made of the parts
+        that are wanted, as in `[loader|rank=1|pid=4711] message`; without any there is none. If
+        `use_tp_rank` is None the rank is shown where there are several. Returns (message, kwargs).
+        """
         settings: dict[str, Any] = dict(self.extra or {})
         tp = try_get_tp_info()
         shows_rank = settings["use_tp_rank"]
@@ -62,8 +67,9 @@ def init_logger(
 
     `suffix` goes before each message. `level` is "DEBUG", "INFO", …; without it the environment
     variable LOG_LEVEL counts, and without that "WARNING", so that a library stays quiet.
-    `strip_file` keeps only the stem of a `name` that is a file path. `use_pid` and `use_tp_rank`
-    add the process and the rank; the rank is also added by itself when there are several.
+    With `strip_file` a `name` that ends in `.py` is a file path, of which only the stem is kept.
+    `use_pid` and `use_tp_rank` add the process and the rank; if `use_tp_rank` is None, the rank is
+    added when there are several.
     """
     logger = logging.getLogger(Path(name).stem if strip_file and name.endswith(".py") else name)
     logger.setLevel((level or os.environ.get("LOG_LEVEL") or "WARNING").upper())
