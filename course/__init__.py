@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -50,3 +51,4 @@ def load_ipython_extension(shell: Any) -> None:
     from course import builder
 
     builder.load(shell)
+    shell.user_ns.setdefault("course", sys.modules[__name__])  # `course.catch_up(…)` at once

@@ -115,6 +115,9 @@ def verdict(check: Callable[..., object], *attempt: Any) -> Verdict:
             open_piece = _unwritten(error, called)
             if open_piece:
                 return Verdict(name, OPEN, (open_piece + _needed(MARK),))
+            too_early = _defined_later(error, name)
+            if too_early:
+                return Verdict(name, OPEN, (f"run the cell that defines `{too_early}` first",))
             lines = [f"it raised {type(error).__name__}: {error}", *_where(error), *_at(error)]
             return Verdict(name, WRONG, tuple(lines))
         else:
@@ -151,6 +154,18 @@ def _unwritten(error: BaseException, called: list[str]) -> str | None:
     if called:
         return called[0]
     return guard.unwritten.cause(error) if guard.unwritten is not None else None
+
+
+def _defined_later(error: Exception, check: str) -> str | None:
+    """The name that is missing, if a cell of the check's chapter defines it and has not run yet."""
+    from course import status
+
+    if not isinstance(error, NameError) or isinstance(error, UnboundLocalError):
+        return None
+    if in_package(traceback.extract_tb(error.__traceback__)[-1]):  # an import is missing there
+        return None
+    chapter = status.chapter_of_checks([check])
+    return error.name if chapter and error.name in status.defined_in_cells(chapter) else None
 
 
 @contextmanager
@@ -326,11 +341,16 @@ def _workbooks() -> Path | None:
 
 
 def read_record(folder: Path) -> dict[str, dict[str, str]]:
-    """Chapter → check → its last verdict."""
+    """Chapter → check → its last verdict, `wrong: ` with the reason."""
     try:
         return json.loads((folder / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
+
+
+def in_record(found: Verdict) -> str:
+    """A verdict as the record has it: its kind, and of a wrong one the reason."""
+    return f"{WRONG}: {' | '.join(found.lines)}" if found.kind == WRONG else found.kind
 
 
 def record(folder: Path, verdicts: list[Verdict], chapter: str | None = None) -> None:
@@ -341,6 +361,6 @@ def record(folder: Path, verdicts: list[Verdict], chapter: str | None = None) ->
     if chapter is None:
         return
     known = read_record(folder)
-    known.setdefault(chapter, {}).update({v.name: v.kind for v in verdicts})
+    known.setdefault(chapter, {}).update({v.name: in_record(v) for v in verdicts})
     text = json.dumps(known, indent=1, sort_keys=True) + "\n"
     write_whole(folder / RECORD, text)

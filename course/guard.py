@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
@@ -99,6 +101,29 @@ def _is_written(home: Written | None) -> bool:
     return found.get(home.name, False)
 
 
+class LineEnds:
+    """Knows whether what a cell printed last ended its line."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._restore: Callable[[], None] = lambda: None
+
+    def begin(self) -> None:
+        """Watch what the cell that begins now prints; whoever watched before goes on doing so."""
+        stream, write, self.is_open = sys.stdout, sys.stdout.write, False
+
+        def watched(text: str) -> int:
+            self.is_open = not text.endswith("\n") if text else self.is_open
+            return write(text)
+
+        stream.write = watched  # type: ignore[method-assign]
+        self._restore = functools.partial(setattr, stream, "write", write)
+
+    def end(self) -> None:
+        """Stop watching."""
+        self._restore()
+
+
 class Guard:
     """Says in one line that a cell needs something unwritten, and lets *Run All* go on."""
 
@@ -106,14 +131,17 @@ class Guard:
         self.shell, self.unwritten = shell, unwritten
         self._quiet: BaseException | None = None
         self._cell = ""
+        self._lines = LineEnds()
         shell.events.register("pre_run_cell", self._before)
         shell.events.register("post_run_cell", self._after)
         shell.set_custom_exc((Exception,), self._handle)
 
     def _before(self, info: Any) -> None:
         self._cell, self._quiet = info.raw_cell, None
+        self._lines.begin()
 
     def _after(self, result: Any) -> None:
+        self._lines.end()
         if self._quiet is not None and result.error_in_exec is self._quiet:
             result.error_in_exec = None  # so that the front end goes on with the next cell
 
@@ -130,6 +158,7 @@ class Guard:
         home = _homes().get(cause)
         where = f" ({home.chapter}, “{home.heading}”)" if home else ""
         said = "written, but its cell has not run here: " if _is_written(home) else stubs.MARK
+        print("\n" * self._lines.is_open, end="")
         print(f"{said}{cause}{where}")
 
     def _line(self, trace: TracebackType | None) -> int:

@@ -117,7 +117,7 @@ def _needed(
 ) -> list[str]:
     """The statements that make what is wanted, and what those need, in order."""
     wanted, kept = set(wanted), []
-    imported = {n for node, _ in statements if isinstance(node, Import) for n in _binds(node)}
+    imported = {n for node, _ in statements if isinstance(node, Import) for n in binds(node)}
     for node, text in reversed(statements):
         if _is_kept(node, wanted, wanted - imported, setters):
             if isinstance(node, ast.For):  # what it makes, and not what it proves or prints
@@ -128,7 +128,7 @@ def _needed(
             kept.append(text)
             reads = _reads(text)
             if not isinstance(node, ast.AugAssign | ast.If):
-                wanted -= _binds(node)  # what bound the name before is of no use
+                wanted -= binds(node)  # what bound the name before is of no use
             wanted |= reads
     return kept[::-1]
 
@@ -143,17 +143,18 @@ def _is_kept(node: ast.stmt, wanted: set[str], changeable: set[str], setters: se
         return any(_is_kept(inner, wanted, changeable, setters) for inner in node.body)
     if isinstance(node, ast.For):
         target = {n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)}
-        return bool((_binds(node) - target) & wanted)
+        return bool((binds(node) - target) & wanted)
     if isinstance(node, ast.Assert | ast.With | ast.While | ast.Delete):
         return False
     if isinstance(node, ast.Assign) and not any(isinstance(t, ast.Name) for t in node.targets):
         roots = {ast.unparse(t).split(".")[0].split("[")[0] for t in node.targets}
         if roots & wanted:
             return True
-    return bool(_binds(node) & wanted)
+    return bool(binds(node) & wanted)
 
 
-def _binds(node: ast.stmt) -> set[str]:
+def binds(node: ast.stmt) -> set[str]:
+    """The names that a top-level statement defines."""
     if isinstance(node, stubs.Function | ast.ClassDef):
         return {node.name}
     if isinstance(node, Import):
@@ -369,7 +370,7 @@ def _set_up(made: Program, text: str, namespace: dict[str, Any]) -> None:
             cause = unwritten.cause(error)
             if cause is None:
                 raise
-            unwritten.forget(namespace, sorted(_binds(node)), cause)
+            unwritten.forget(namespace, sorted(binds(node)), cause)
 
 
 def _not_set_up(error: BaseException) -> tuple[str, ...]:

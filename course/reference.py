@@ -155,12 +155,12 @@ def _build_cell_for(root: Path, name: str) -> str:
     return f"#| build {cell.path}\n{emit(imports)}\n\n{text}"
 
 
-def catch_up(chapter: int | str, *, overwrite: bool = False) -> list[str]:
+def catch_up(chapter: int | str, *, overwrite: bool = False) -> None:
     """Write into your `minisgl` what the chapters before `chapter` build and you have not written.
 
     `chapter` is a number or a name (`3`, `"03"`, `"03_models"`). What you wrote stays, method by
-    method, unless `overwrite`. Returns the names taken from the book. Restart the kernel if it had
-    loaded the files that changed.
+    method, unless `overwrite`. Prints how much came from the book, and whether the kernel has to be
+    restarted, because it had loaded files that changed.
     """
     root, folder = reference_root(), find_root()
     if not is_workbook(folder):
@@ -176,7 +176,6 @@ def catch_up(chapter: int | str, *, overwrite: bool = False) -> list[str]:
         texts[cell.path], new = _caught_up(cell, mine, str(target), overwrite=overwrite)
         taken += new
     _report_catch_up(before, taken, notebooks.write_changed(folder, texts))
-    return taken
 
 
 def chapters_before(root: Path, chapter: int | str) -> list[str]:

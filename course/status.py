@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import functools
 import re
 import tempfile
@@ -12,8 +14,8 @@ from typing import Any
 
 from course import notebooks, stubs
 from course.builder import find_root, reference_root
-from course.exercises import OPEN, RIGHT, WRONG, Verdict, read_record, record
-from course.judging import Job, Judge, program
+from course.exercises import OPEN, RIGHT, WRONG, Verdict, in_record, read_record, record
+from course.judging import Job, Judge, binds, program
 from course.reference import find_written, to_write
 from course.source import PACKAGE, directive
 from course.workbook import BY_HAND, read_or_none, running_chapter
@@ -70,6 +72,17 @@ def chapter_of_checks(names: list[str]) -> str | None:
     return running if running in homes else next(iter(homes), None)
 
 
+@functools.cache
+def defined_in_cells(chapter: str) -> frozenset[str]:
+    """The names that the ordinary cells of a chapter define at their top level."""
+    names: set[str] = set()
+    for cell in notebooks.read(reference_root(), chapter).cells:
+        if cell.cell_type == "code" and directive(cell.source) is None:
+            with contextlib.suppress(SyntaxError):  # a magic
+                names.update(*map(binds, ast.parse(cell.source).body))
+    return frozenset(names)
+
+
 def hand_written(folder: Path, chapter: str) -> set[str]:
     """The functions of an ordinary cell (`BY_HAND`) that a workbook has more than a stub of."""
     notebook = read_or_none(folder / "notebooks" / f"{chapter}.ipynb")
@@ -104,7 +117,7 @@ class Progress:
     written: int  # functions that are no stubs any more
     to_write: int
     verdicts: dict[str, str]  # check → its last verdict
-    said: dict[str, str]  # check → why it is wrong, if it was run now
+    said: dict[str, str]  # check → why it is wrong
 
     def count(self, kind: str) -> int:
         """How many checks have this verdict."""
@@ -126,13 +139,14 @@ def chapters_so_far(
         count = sum(
             done.get((p.path, p.name), False) if p.path else p.name in in_notebook for p in pieces
         )
-        verdicts = dict.fromkeys(checks_by_chapter()[chapter], OPEN) | known.get(chapter, {})
-        said: dict[str, str] = {}
+        last = dict.fromkeys(checks_by_chapter()[chapter], OPEN) | known.get(chapter, {})
         if run and pieces:
             found = _judged(root, folder, chapter, count, in_notebook=bool(in_notebook))
             record(folder, found, chapter)
-            verdicts |= {v.name: v.kind for v in found}
-            said = {v.name: " | ".join(v.lines) for v in found if v.kind == WRONG}
+            last |= {v.name: in_record(v) for v in found}
+        parts = {name: text.partition(": ") for name, text in last.items()}
+        verdicts = {name: kind for name, (kind, _, _) in parts.items()}
+        said = {name: why for name, (_, _, why) in parts.items() if why}
         yield Progress(chapter, count, len(pieces), verdicts, said)
 
 

@@ -62,6 +62,10 @@ _HINTS = {
         ),
     },
     "layers/embedding.py": {
+        "ParallelLMHead.post_load": (
+            "its own weight as in `_LinearTPImpl.post_load`; of a tied one call "
+            "`prepare(table, shared=True)`, and keep nothing"
+        ),
         "ParallelLMHead.forward": (
             "in prefill `batch.attn_metadata.get_last_indices(batch.size)` are the rows to keep"
         ),
@@ -125,6 +129,9 @@ _HINTS = {
         "EagerBackend.prepare_for_capture": "the same error as that of `init_capture_graph`",
         "EagerBackend.prepare_for_replay": "the same error as that of `init_capture_graph`",
     },
+    "attention/torch_plans.py": {
+        "sparse_products_work": "try a plan of one token, and catch the RuntimeError it may raise",
+    },
     "attention/torch_backend.py": {
         "TorchBackend.forward": "assert that the metadata are there, then write, then read",
     },
@@ -176,8 +183,8 @@ GUIDE = """\
 >   it again below.
 > * The checks say *not started*, *wrong* or *right* for each promise of the chapter.
 > * `course.reveal("{example}")` shows the book's version of one definition.
-> * `course.catch_up("{chapter}")`, once the first code cell has run, writes everything from the
->   chapters before this one that you have not written. It never touches what you wrote.
+> * `course.catch_up("{chapter}")`, in a new cell below the first code cell, writes everything from
+>   the chapters before this one that you have not written. It never touches what you wrote.
 > * `course.progress()` shows how far you are.
 > * Answers to the exercises are not in here. The book has them, folded, and so have the workbooks
 >   that `python -m course workbook FOLDER --answers` writes.

@@ -252,18 +252,20 @@ def test_a_stub_never_replaces_what_is_written(mine):
 
 
 def test_catch_up_writes_the_chapters_before_and_keeps_what_is_written(mine, capsys):
-    taken = reference.catch_up(2)
+    assert reference.catch_up(2) is None, "the last line of a cell shows its value"
     built = notebooks.package_texts(notebooks.build_cells(ROOT, CHAPTERS[:2]))
     for path, text in built.items():
         assert (mine / path).read_text(encoding="utf-8") == text
-    assert "Req" in taken and not reference.catch_up("02")
+    assert " definitions from 2 chapters" in capsys.readouterr().out
+    reference.catch_up("02")
+    assert "0 definitions from 2 chapters, 0 files written" in capsys.readouterr().out
     core = mine / "minisgl/core.py"
     stub, _ = stubs.stub(built["minisgl/core.py"])
     stub = stub.replace('raise NotImplementedError("not written yet: Req.extend_len")', "return 7")
     core.write_text(stub, encoding="utf-8")
-    assert "Req.remain_len" in reference.catch_up(2)
+    reference.catch_up(2)
     text = core.read_text(encoding="utf-8")
-    assert "return 7" in text and stubs.MARK not in text
+    assert "return 7" in text and "def remain_len" in text and stubs.MARK not in text
     assert text.replace("return 7", "") != built["minisgl/core.py"]
     reference.catch_up(2, overwrite=True)
     assert core.read_text(encoding="utf-8") == built["minisgl/core.py"]
@@ -318,13 +320,18 @@ def test_an_untouched_workbook_runs_through_and_never_sees_the_reference(books, 
     out = run_book(
         folder,
         "01_core",
-        before=[f"import os; os.environ['MINISGL_ROOT'] = {str(ROOT)!r}", "pass"],
+        before=[
+            f"import os; os.environ['MINISGL_ROOT'] = {str(ROOT)!r}",
+            "%load_ext course",
+            "course.catch_up('01')",
+        ],
         after=[
             WHERE,
             "import subprocess, sys\n"
             f"print(subprocess.run([sys.executable, '-c', {WHERE!r}], capture_output=True).stdout)",
             "import minisgl.engine",
             "req.anything",
+            "print('before', end=' '); req.anything",
             "course.progress()",
             "1 / 1",
         ],
@@ -333,10 +340,12 @@ def test_an_untouched_workbook_runs_through_and_never_sees_the_reference(books, 
     assert "not written yet: SamplingParams.__post_init__ (01_core, “What a user asks for" in text
     assert "Traceback" not in text and "not started  check_worked_example" in text
     core = str(folder / "minisgl" / "core.py")
-    assert out[-6].strip() == core, "the package is the reader's"
-    assert core in out[-5], "and a process that a cell starts has the same"
-    assert "not written yet: minisgl.engine" in out[-4]
-    assert "not written yet" in out[-3], "a value that no cell could make"
+    assert out[2].startswith("0 definitions from 1 chapters"), "the extension brings `course`"
+    assert out[-7].strip() == core, "the package is the reader's"
+    assert core in out[-6], "and a process that a cell starts has the same"
+    assert "not written yet: minisgl.engine" in out[-5]
+    assert "not written yet" in out[-4], "a value that no cell could make"
+    assert out[-3].startswith("before \nnot written yet: "), "on a line of its own"
     assert "Your minisgl so far" in out[-2]
     assert out[-1] == "1.0"
     record = json.loads((folder / ".progress.json").read_text(encoding="utf-8"))
@@ -399,10 +408,23 @@ def test_in_a_workbook_checks_are_judged_and_none_raises(mine, capsys):
     assert "wrong        check_batch" in out and "right        check_worked_example: fine" in out
     assert out.strip().endswith("1 right, 1 wrong")
     record = json.loads((mine / ".progress.json").read_text(encoding="utf-8"))
-    assert record == {"01_core": {"check_batch": WRONG, "check_worked_example": RIGHT}}
+    assert record["01_core"].pop("check_batch").startswith(f"{WRONG}: ")
+    assert record == {"01_core": {"check_worked_example": RIGHT}}
     lines = list(status.status_lines(ROOT, mine, run=False))
     assert any(line.startswith("01_core") and " 0/" in line for line in lines)
-    assert any("wrong: check_batch" in line for line in lines)
+    assert any("wrong: check_batch: " in line and "[1]" in line for line in lines)
+
+
+def test_a_check_that_comes_before_what_it_uses_says_which_cell_to_run():
+    def check_batched_decode(attempt):
+        attempt()
+        return make_batch  # noqa: F821
+
+    found = exercises.verdict(check_batched_decode, lambda: 1)
+    assert found.kind == OPEN
+    assert found.lines == ("run the cell that defines `make_batch` first",)
+    found = exercises.verdict(check_batched_decode, lambda: of_no_cell)  # noqa: F821
+    assert found.kind == WRONG and "NameError" in found.lines[0]
 
 
 def test_in_the_book_a_failing_check_raises():
@@ -447,7 +469,7 @@ def test_status_judges_what_a_notebook_holds_and_not_what_was_right_once(mine):
     lines = list(status.status_lines(ROOT, mine, chapters=[chapter]))
     assert any(f"wrong: {name}: " in line for line in lines), lines
     assert lines[-1].startswith("The checks ran now") and "exercise" in lines[-1]
-    assert exercises.read_record(mine)[chapter][name] == WRONG
+    assert exercises.read_record(mine)[chapter][name].startswith(f"{WRONG}: ")
 
     nbformat.write(workbook.workbook(ROOT, chapter, mine), mine / "notebooks" / f"{chapter}.ipynb")
     (found,) = status.chapters_so_far(ROOT, mine, run=True, chapters=[chapter])

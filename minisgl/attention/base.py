@@ -63,7 +63,10 @@ class BaseAttnBackend(ABC):
 
 
 class EagerBackend(BaseAttnBackend):
-    """A backend whose shapes follow the lengths of the requests, so that no graph can record it."""
+    """A backend whose shapes follow the lengths of the requests, so that no graph can record it.
+
+    Its three graph hooks raise NotImplementedError.
+    """
 
     @property
     def supports_cuda_graph(self) -> bool:

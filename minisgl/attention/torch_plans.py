@@ -103,7 +103,8 @@ class GatheredDecodePlan:
 
     Works for any dtype and device. Shorter requests are padded by repeating their own last slot,
     never with a slot of somebody else: a masked weight is 0, but 0 times NaN is NaN. `copies`
-    holds the copy of K and that of V: made in the first layer, and overwritten in each later one.
+    holds the copy of K and that of V: made in the first layer, and overwritten in each later one,
+    so that a pass allocates them once and not once per layer.
     """
 
     def __init__(
@@ -234,7 +235,12 @@ def make_plan(
     num_kv_heads: int,
     dtype: torch.dtype,
 ) -> AttentionPlan:
-    """The fastest plan that can do it, as chapter 05 measures."""
+    """The fastest plan that can do it, as chapter 05 measures.
+
+    Request by request if any brings more than one query, or if a single request lies in
+    consecutive slots; else the sparse plan where `sparse_products_work`, and the gathered one
+    where they do not.
+    """
     lone_run = len(kv_lens) == 1 and isinstance(as_slice(page_table[0, : kv_lens[0]]), slice)
     if max(q_lens) > 1 or lone_run:
         return PerRequestPlan(q_lens, kv_lens, page_table, dtype)

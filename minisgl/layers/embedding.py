@@ -46,7 +46,8 @@ class VocabParallelEmbedding(BaseOP):
 class ParallelLMHead(VocabParallelEmbedding):
     """Scores every token of the vocabulary; each rank scores its own range.
 
-    Tied to an embedding, it has no `weight` of its own and multiplies by the embedding's.
+    Tied to an embedding, it has no `weight` of its own and multiplies by the embedding's. A `bias`
+    has a number for each row of this rank's weight: `[num_embeddings_tp]`.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class ParallelLMHead(VocabParallelEmbedding):
             del self.weight
 
     def post_load(self) -> None:
+        """Have the kernel prepare the weight; show it a tied table as a `shared` one, to keep."""
         if self._tied_embedding is None:
             self.weight = self._kernel.prepare(self.weight)
         else:

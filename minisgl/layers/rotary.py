@@ -66,7 +66,8 @@ def _llama3_inv_freq(
     """Slow down the pairs that turn seldom within the original context, as Llama 3.1 does.
 
     Counted in turns over the original context: at least `high_freq_factor` turns, unchanged; at
-    most `low_freq_factor`, divided by `factor`; in between, a linear blend of the two.
+    most `low_freq_factor`, divided by `factor`; in between, a linear blend of the two,
+    `(1 - share) * f / factor + share * f` of a speed f, multiplied and divided from left to right.
     Source: Llama 3.1's reference code, and `modeling_rope_utils.py` of `transformers`.
     """
     factor, original = scaling["factor"], scaling.get("original_max_position_embeddings")
@@ -93,7 +94,8 @@ def _yarn_inv_freq(
 
     A pair that makes `beta_fast` turns or more in the original context keeps its frequency, one
     that makes `beta_slow` or fewer is divided by `factor`; the ramp between is linear in the
-    number of the pair. Source: Peng et al., "YaRN", 2023, section 3.2, with the ramp of the
+    number of the pair: `1 / (factor * period) * (1 - keep) + 1 / period * keep`, in this order of
+    operations. Source: Peng et al., "YaRN", 2023, section 3.2, with the ramp of the
     authors' code and of `transformers` (the paper's is linear in the turns).
     """
     original, factor = _yarn_context(scaling, max_position)
@@ -116,6 +118,9 @@ def _yarn_inv_freq(
 def _yarn_attention_factor(scaling: dict[str, Any], max_position: int) -> float:
     """Return the number that multiplies cosines and sines: `0.1 ln(factor) + 1` if not given.
 
+    An `attention_factor` in `scaling` is taken as it is. Else, with a `mscale` *and* a
+    `mscale_all_dim` that are not 0, it is m(mscale) / m(mscale_all_dim), and m(1) otherwise. Here
+    m(w) is `0.1 * w * ln(factor) + 1`, or 1 where the factor is at most 1.
     Source: YaRN, section 3.4; `mscale` and `mscale_all_dim` as in `transformers`.
     """
     if scaling.get("attention_factor") is not None:
@@ -162,7 +167,10 @@ _ROPE_DEVICE: torch.device | None = None
 
 
 def set_rope_device(device: torch.device | None) -> None:
-    """Choose where tables are made, also for models built on the meta device. None forgets it."""
+    """Choose where tables are made, also for models built on the meta device. None forgets it.
+
+    The tables that were made before are forgotten.
+    """
     global _ROPE_DEVICE
     _ROPE_DEVICE = None if device is None else torch.device(device)
     _cached_rope.cache_clear()
