@@ -59,7 +59,9 @@ def checks_by_chapter() -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     for chapter in notebooks.chapters(root):
         text = "\n".join(
-            c.source for c in notebooks.read(root, chapter).cells if c.cell_type == "code"
+            c.source
+            for c in notebooks.read(root, chapter).cells
+            if c.cell_type == "code" and directive(c.source) is None  # the package has check_… too
         )
         found[chapter] = tuple(dict.fromkeys(re.findall(r"^def (check_\w+)\(", text, re.MULTILINE)))
     return found
@@ -164,7 +166,7 @@ def _judged(
 def status_lines(
     root: Path, folder: Path, *, run: bool = True, chapters: Sequence[str] = ()
 ) -> Iterator[str]:
-    """The progress over the chapters as a table, with a line for each check that is wrong."""
+    """The progress over the chapters as a table; below a chapter, what is wrong or still open."""
     yield f"{'chapter':<20} {'written':>9}  {'right':>5} {'wrong':>5} {'not started':>11}"
     for p in chapters_so_far(root, folder, run=run, chapters=chapters):
         written = f"{p.written}/{p.to_write}" if p.to_write else "–"
@@ -172,6 +174,9 @@ def status_lines(
         yield f"{p.chapter:<20} {written:>9}  {kinds}"
         for name in (n for n, kind in p.verdicts.items() if kind == WRONG):
             yield f"{'':<20} wrong: {name}{': ' * (name in p.said)}{p.said.get(name, '')}"
+        still_open = [n for n, kind in p.verdicts.items() if kind == OPEN]
+        if still_open and len(still_open) < len(p.verdicts):  # a chapter that is begun
+            yield f"{'':<20} {OPEN}: {', '.join(still_open)}"
     yield RAN if run else "Nothing was run: these are the verdicts of the last time."
 
 

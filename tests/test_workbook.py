@@ -18,6 +18,7 @@ from course import exercises, guard, mutations, notebooks, reference, status, st
 from course.__main__ import main
 from course.builder import find_root
 from course.exercises import OPEN, RIGHT, WRONG
+from course.judging import program
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = notebooks.chapters(ROOT)
@@ -474,6 +475,21 @@ def test_status_judges_what_a_notebook_holds_and_not_what_was_right_once(mine):
     nbformat.write(workbook.workbook(ROOT, chapter, mine), mine / "notebooks" / f"{chapter}.ipynb")
     (found,) = status.chapters_so_far(ROOT, mine, run=True, chapters=[chapter])
     assert found.verdicts[name] == OPEN and not found.written, "nothing is written any more"
+
+
+def test_every_check_that_is_counted_can_be_run_and_what_is_open_has_a_name(mine):
+    for chapter, counted in status.checks_by_chapter().items():
+        cells = notebooks.read(ROOT, chapter).cells
+        code = "\n".join(c.source for c in cells if c.cell_type == "code")
+        judged = re.findall(r"^course\.judge\(\w+, (check_\w+)", code, re.MULTILINE)
+        runnable = {*program(ROOT, chapter).checks, *judged}
+        assert set(counted) <= runnable, f"{chapter}: these can never become right"
+    chapter = "01_core"
+    first, *others = status.checks_by_chapter()[chapter]
+    exercises.record(mine, [exercises.Verdict(first, RIGHT)], chapter)
+    lines = list(status.status_lines(ROOT, mine, run=False))
+    assert sum("not started: " in line for line in lines) == 1, "only of a chapter that is begun"
+    assert any(line.strip() == f"not started: {', '.join(others)}" for line in lines)
 
 
 LONG = [  # chapter 01's table is run always; the others take some minutes in all

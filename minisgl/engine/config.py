@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
 
 def check_engine_config(config: EngineConfig) -> None:
-    """Refuse, with ValueError, settings that can be wrong without looking at the model."""
+    """Refuse, with ValueError, settings that can be wrong without looking at the model.
+
+    `max_running_req`, `page_size` and `max_seq_len_override` are at least 1 (the last may be None),
+    `num_page_override` is None or at least 2, `memory_ratio` lies above 0 and is at most 1, and
+    `dtype` is a floating-point type. The message names the field and the value that came.
+    """
     at_least_one = ("max_running_req", "page_size", "max_seq_len_override")
     for name in at_least_one:
         value = getattr(config, name)
@@ -94,7 +99,7 @@ class EngineConfig:
 
     @property
     def max_forward_len(self) -> int:
-        """The most tokens that one request may bring into a pass."""
+        """The most tokens that one request may bring into a pass: a whole prompt of any length."""
         return self.max_seq_len
 
     @property

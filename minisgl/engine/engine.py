@@ -50,7 +50,10 @@ class MemoryPlan(NamedTuple):
 
 
 def bytes_per_page(config: EngineConfig) -> int:
-    """What a page takes on one rank: K and V, each layer, each of its tokens, this rank's heads."""
+    """What a page takes on one rank: K and V, each layer, each of its tokens, this rank's heads.
+
+    With more ranks than KV heads each rank holds one, a copy (`allow_replicate` of `div_even`).
+    """
     model = config.model_config
     kv_heads = div_even(model.num_kv_heads, config.tp_info.size, allow_replicate=True)
     per_token = 2 * model.num_layers * kv_heads * model.head_dim * config.dtype.itemsize
@@ -161,7 +164,11 @@ def _load_model(
 def _load_weight_state_dict(
     config: EngineConfig, model: BaseLLMModel, device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """The weights by name, in the engine's dtype: from the checkpoint, or small random ones."""
+    """The weights by name, in the engine's dtype: from the checkpoint, or small random ones.
+
+    The random ones are normal with a standard deviation of 0.02, and the same at each start: their
+    generator has a seed of its own, so that nobody else's random numbers change.
+    """
     if not config.use_dummy_weight:
         loaded = load_weight(config.model_path, device)
         return {name: weight.to(config.dtype) for name, weight in loaded}
@@ -241,7 +248,12 @@ def _make_graph_runner(engine: Engine, undo: ExitStack) -> GraphRunner:
 
 
 def _check_batch(engine: Engine, batch: Batch, args: BatchSamplingArgs) -> None:
-    """Refuse, before anything changes, a batch that would go wrong far from its cause."""
+    """Refuse, before anything changes, a batch that would go wrong far from its cause.
+
+    RuntimeError if the engine was shut down. ValueError if a request has more than `max_seq_len`
+    tokens; if `input_ids`, `positions` or `out_loc` doesn't hold one entry for each token that
+    `padded_reqs` bring; if there are temperatures, but not one for each request of the batch.
+    """
     if not hasattr(engine, "model"):
         raise RuntimeError("this engine was shut down; make a new one")
     longest = max(req.device_len for req in batch.reqs)

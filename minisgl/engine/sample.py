@@ -59,7 +59,7 @@ def draw_index(weights: torch.Tensor) -> torch.Tensor:
     """One index per row of `weights` (`[batch, n]`, none negative, any sum) with that probability.
 
     The weights laid end to end make a line; a uniform number is a place on it, and the answer is
-    the entry that covers the place. An entry of weight zero covers none.
+    the entry that covers the place. An entry of weight zero covers none. int64 `[batch, 1]`.
     """
     ends = weights.double().cumsum(dim=-1)
     place = torch.rand_like(ends[:, -1:]) * ends[:, -1:]

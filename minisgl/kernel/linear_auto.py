@@ -179,9 +179,11 @@ def samples(weight: torch.Tensor) -> list[torch.Tensor]:
 
 
 def time_product(product: Product, x: torch.Tensor, weights: Iterator[Any], best: float) -> float:
-    """The shortest of three runs, in seconds; of fewer if it is no match for `best` seconds.
+    """The shortest of three runs, in seconds. A run is one product with the next of `weights`.
 
-    The first run counts only if it is hopeless: it also prepares the product for these shapes.
+    `best` is the time to beat. A run before the three doesn't count, as it also prepares the
+    product for these shapes; but if it is hopeless (more than 10 times `best`), its time is the
+    answer. A later run of more than 2 times `best` is the last: the product is no match.
     """
     seconds = float("inf")
     for i in range(4):

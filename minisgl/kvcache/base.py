@@ -112,6 +112,7 @@ class BasePrefixCache(ABC):
         """Offer the tokens `input_ids`, whose KV lies in the slots `indices`, to the cache.
 
         The cache takes over the slots of tokens that it didn't know; the others stay the caller's.
+        It copies what it keeps: `indices` may be a view of a row that is written again later.
         """
 
     @abstractmethod

@@ -82,7 +82,7 @@ class PageAllocator:
 
     @contextmanager
     def lazy_free_region(self) -> Iterator[None]:
-        """Collect what is freed inside, and give it back at the end in one go.
+        """Collect what is freed inside, and give it back at the end, or at an error, in one go.
 
         On a GPU each `_free` waits until page numbers have reached the host; this waits once.
         """
@@ -202,7 +202,10 @@ class CacheManager(PageAllocator):
         check_pages(self.free_pages, owned, num_cached)
 
     def _allocate(self, needed_pages: int) -> torch.Tensor:
-        """As in the allocator, after making the prefix cache give up what is missing."""
+        """As in the allocator, after making the prefix cache give up what is missing.
+
+        What it gives up is free at once, also inside a `lazy_free_region`.
+        """
         missing = (needed_pages - len(self.free_pages)) * self.page_size
         if 0 < missing <= self.prefix_cache.size_info.evictable_size:
             evicted = self.prefix_cache.evict(missing)

@@ -78,7 +78,7 @@ def make_stream(device: torch.device) -> torch.cuda.Stream | NullStream:
 
 
 def use_stream(stream: torch.cuda.Stream | NullStream) -> AbstractContextManager:
-    """A `with` block whose GPU work goes to `stream`; on a CPU, a block."""
+    """A `with` block whose GPU work goes to `stream`; for a NullStream, one that does nothing."""
     return nullcontext() if isinstance(stream, NullStream) else torch.cuda.stream(stream)
 
 
@@ -126,7 +126,12 @@ def _numbers(path: Path) -> list[int]:
 
 
 def _cpu_quota() -> float:
-    """How many CPUs' worth of time the container may use; infinity without a quota."""
+    """How many CPUs' worth of time the container may use; infinity without a quota.
+
+    A quota is microseconds of time per period: the two numbers of `cpu.max` (version 2), or those
+    of `cpu.cfs_quota_us` and `cpu.cfs_period_us` (version 1, where -1 stands for none). It binds
+    all folders below its own, so the smallest counts.
+    """
     quotas = [float("inf")]
     for folder in _cgroup_folders("cpu"):
         v2 = _numbers(folder / "cpu.max")  # "200000 100000" or "max 100000"
@@ -136,7 +141,12 @@ def _cpu_quota() -> float:
 
 
 def physical_cores() -> int:
-    """The cores this process may use: hyperthreads count once; affinity and quota are respected."""
+    """The cores this process may use, at least 1: hyperthreads count once; a quota rounds down.
+
+    On Linux the CPUs are those of `os.sched_getaffinity(0)`; two are threads of one core if the
+    same text stands in their `/sys/devices/system/cpu/cpuN/topology/thread_siblings_list` (without
+    such a file a CPU counts as a core). Elsewhere psutil knows how many cores there are.
+    """
     if hasattr(os, "sched_getaffinity"):
         topology = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
         files = {cpu: Path(topology.format(cpu)) for cpu in os.sched_getaffinity(0)}

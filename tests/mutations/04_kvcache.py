@@ -6,6 +6,7 @@ POOL = "minisgl/kvcache/mha_pool.py"
 STORE = "minisgl/kernel/store.py"
 LIST = "minisgl/scheduler/free_list.py"
 TABLE = "minisgl/scheduler/table.py"
+BASE = "minisgl/kvcache/base.py"
 CACHE = "minisgl/scheduler/cache.py"
 
 CHANGES = [
@@ -80,7 +81,7 @@ CHANGES = [
         "div_ceil(req.device_len, page_size)",
         "div_ceil(req.device_len - 1, page_size)",
         "check_growth",
-        "pages for",
+        "pages before the pass",
     ),
     Change(
         "a page too early: room for a token that is not there yet",
@@ -89,7 +90,7 @@ CHANGES = [
         "div_ceil(req.device_len, page_size)",
         "div_ceil(req.device_len + 1, page_size)",
         "check_growth",
-        "pages for",
+        "pages before the pass",
     ),
     Change(
         "a page that is begun is allocated again",
@@ -98,7 +99,7 @@ CHANGES = [
         "div_ceil(req.cached_len, page_size)",
         "req.cached_len // page_size",
         "check_growth",
-        "pages for",
+        "pages before the pass",
     ),
     Change(
         "the page table holds page numbers, not locations",
@@ -322,6 +323,218 @@ CHANGES = [
         "page_table.shape[0] < max_running_reqs",
         "check_impossible_sizes",
         "3 rows for 3 requests and the dummy should raise ValueError",
+    ),
+    Change(
+        "each rank must have a KV head of its own",
+        POOL,
+        "MHAKVCache.__init__",
+        ", allow_replicate=True",
+        "",
+        "check_pool",
+        "raised ValueError",
+    ),
+    Change(
+        "an error in a lazy region loses what was freed",
+        CACHE,
+        "PageAllocator.lazy_free_region",
+        "        try:\n"
+        "            yield\n"
+        "        finally:\n"
+        "            freed, self._freed_later = self._freed_later, None\n"
+        "            if freed:\n"
+        "                self.free_pages.give_back(torch.cat(freed).tolist())",
+        "        yield\n"
+        "        freed, self._freed_later = self._freed_later, None\n"
+        "        if freed:\n"
+        "            self.free_pages.give_back(torch.cat(freed).tolist())",
+        "check_an_error_in_a_lazy_region",
+        "before the error",
+    ),
+    Change(
+        "spare slots are not freed",
+        CACHE,
+        "CacheManager.cache_req",
+        "if finished else spare)",
+        "if finished else spare[:0])",
+        "check_an_unfinished_request_changes_hands",
+        "page 2 is spare",
+    ),
+    Change(
+        "the row is rewritten before its spare slots are freed",
+        CACHE,
+        "CacheManager.cache_req",
+        "        self._free(torch.cat([spare, tail]) if finished else spare)\n",
+        "        if not finished:\n"
+        "            row[: new.cached_len] = new.get_matched_indices()\n"
+        "        self._free(torch.cat([spare, tail]) if finished else spare)\n",
+        "check_an_unfinished_request_changes_hands",
+        "page 2 is spare",
+    ),
+    Change(
+        "an unfinished row keeps its spare slots",
+        CACHE,
+        "CacheManager.cache_req",
+        "            row[: new.cached_len] = new.get_matched_indices()\n",
+        "",
+        "check_an_unfinished_request_changes_hands",
+        "the row should read",
+    ),
+    Change(
+        "an unfinished request keeps the old handle",
+        CACHE,
+        "CacheManager.cache_req",
+        "            req.cache_handle = new\n",
+        "",
+        "check_an_unfinished_request_changes_hands",
+        "new handle",
+    ),
+    Change(
+        "the old handle is unlocked first",
+        CACHE,
+        "CacheManager.cache_req",
+        None,
+        "        row, old = self.page_table[req.table_idx, : req.cached_len], req.cache_handle\n"
+        "        self.unlock(old)\n"
+        "        ids = req.input_ids[: req.cached_len]\n"
+        "        known, new = self.prefix_cache.insert_prefix(ids, row)\n"
+        "        spare, tail = row[old.cached_len : known], row[new.cached_len :]\n"
+        "        self._free(torch.cat([spare, tail]) if finished else spare)\n"
+        "        if finished:\n"
+        "            self.page_table[req.table_idx] = self.num_pages * self.page_size\n"
+        "        else:\n"
+        "            row[: new.cached_len] = new.get_matched_indices()\n"
+        "            req.cache_handle = new\n"
+        "            self.lock(new)",
+        "check_an_unfinished_request_changes_hands",
+        "asked",
+    ),
+    Change(
+        "the old handle stays locked",
+        CACHE,
+        "CacheManager.cache_req",
+        "        self.unlock(old)",
+        "        pass",
+        "check_an_unfinished_request_changes_hands",
+        "asked",
+    ),
+    Change(
+        "the new handle is not locked",
+        CACHE,
+        "CacheManager.cache_req",
+        "            self.lock(new)\n",
+        "",
+        "check_an_unfinished_request_changes_hands",
+        "asked",
+    ),
+    Change(
+        "a finished request locks what it leaves",
+        CACHE,
+        "CacheManager.cache_req",
+        "            self.page_table[req.table_idx] = self.num_pages * self.page_size\n",
+        "            self.page_table[req.table_idx] = self.num_pages * self.page_size\n"
+        "            self.lock(new)\n",
+        "check_a_finished_request_changes_hands",
+        "still locked",
+    ),
+    Change(
+        "the hit at admission is freed, too",
+        CACHE,
+        "CacheManager.cache_req",
+        "spare = row[old.cached_len : known]",
+        "spare = row[:known]",
+        "check_a_finished_request_changes_hands",
+        "",
+    ),
+    Change(
+        "all of a finished row is freed",
+        CACHE,
+        "CacheManager.cache_req",
+        "tail = row[max(old.cached_len, new.cached_len) :]",
+        "tail = row[max(old.cached_len, known) :]",
+        "check_a_finished_request_changes_hands",
+        "only the cache's pages",
+    ),
+    Change(
+        "a lock unlocks",
+        CACHE,
+        "CacheManager.lock",
+        "self.prefix_cache.lock_handle(handle)",
+        "self.prefix_cache.lock_handle(handle, unlock=True)",
+        "check_an_unfinished_request_changes_hands",
+        "",
+    ),
+    Change(
+        "an unlock locks",
+        CACHE,
+        "CacheManager.unlock",
+        ", unlock=True",
+        "",
+        "check_an_unfinished_request_changes_hands",
+        "asked",
+    ),
+    Change(
+        "what the cache has counts as the request's",
+        CACHE,
+        "own_pages",
+        "req.cache_handle.cached_len : req.cached_len",
+        "0 : req.cached_len",
+        "check_an_unfinished_request_changes_hands",
+        "owns page 4",
+    ),
+    Change(
+        "only free pages are room",
+        CACHE,
+        "CacheManager.available_size",
+        " + self.prefix_cache.size_info.evictable_size",
+        "",
+        "check_a_finished_request_changes_hands",
+        "not 20",
+    ),
+    Change(
+        "nothing is evicted",
+        CACHE,
+        "CacheManager._allocate",
+        "if 0 < missing <= self.prefix_cache.size_info.evictable_size:",
+        "if False:",
+        "check_eviction",
+        "pages needed: 6",
+    ),
+    Change(
+        "it evicts although that is not enough",
+        CACHE,
+        "CacheManager._allocate",
+        "if 0 < missing <= self.prefix_cache.size_info.evictable_size:",
+        "if 0 < missing:",
+        "check_eviction",
+        "nothing should be evicted",
+    ),
+    Change(
+        "everything is evicted where a page is missing",
+        CACHE,
+        "CacheManager._allocate",
+        "self.prefix_cache.evict(missing)",
+        "self.prefix_cache.evict(self.prefix_cache.size_info.evictable_size)",
+        "check_eviction",
+        "8 tokens stay",
+    ),
+    Change(
+        "what is evicted inside a lazy region comes too late",
+        CACHE,
+        "CacheManager._allocate",
+        "            self.free_pages.give_back((evicted[:: self.page_size] // "
+        "self.page_size).tolist())",
+        "            self._free(evicted)",
+        "check_eviction",
+        "pages needed: 6",
+    ),
+    Change(
+        "locked tokens are not counted",
+        BASE,
+        "SizeInfo.total_size",
+        "self.evictable_size + self.protected_size",
+        "self.evictable_size",
+        "check_eviction",
+        "together",
     ),
     # Right, in another way.
     Change(
