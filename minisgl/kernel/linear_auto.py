@@ -210,6 +210,7 @@ class Plan(NamedTuple):
 
 
 MUST_GAIN = 0.93  # what is less plain has to take at most so much of the time, or is not chosen
+PREFILL_GAIN = 0.8  # the same for most rows: they stand for longer prefills, where the plain gains
 
 
 def measure(form: Form, weights: Sequence[torch.Tensor]) -> Plan | None:
@@ -228,7 +229,7 @@ def measure(form: Form, weights: Sequence[torch.Tensor]) -> Plan | None:
         best = (time_product(products[0], x, stored, float("inf")), products[0])
         for product in products[1:]:
             seconds = time_product(product, x, stored, best[0])
-            if seconds < MUST_GAIN * best[0]:
+            if seconds < (MUST_GAIN if rows < ROWS[-1] else PREFILL_GAIN) * best[0]:
                 best = (seconds, product)
         chosen.append(best)
     return Plan(form, tuple(p for _, p in chosen), tuple(s for s, _ in chosen))
