@@ -27,6 +27,12 @@ START_S = 120
 RUN_MS = 300_000
 
 
+def takes_minutes() -> None:
+    """Skip the test that asks, unless everything is to be run."""
+    if not (os.environ.get("CI") or os.environ.get("MINISGL_SLOW")):
+        pytest.skip("takes minutes; CI runs it, and so does MINISGL_SLOW=1")
+
+
 @contextlib.contextmanager
 def jupyter_lab(folder: Path, home: Path, path: Path) -> Iterator[tuple[str, str]]:
     """A JupyterLab on a folder: its base address and the token to open it.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import time
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 from browser import TIMEOUT_MS
-from lab import forget_outputs, jupyter_lab, opened, run_all
+from lab import forget_outputs, jupyter_lab, opened, run_all, takes_minutes
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = ["01_core", "04_kvcache", "05_attention", "06_engine"]
@@ -44,9 +43,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
 @pytest.fixture(scope="module", params=CHAPTERS)
 def ran(request: pytest.FixtureRequest, lab: tuple[str, str]) -> Iterator[Any]:
     """A chapter after *Run → Run All Cells*, when the last cell has its output."""
-    everything = os.environ.get("CI") or os.environ.get("MINISGL_SLOW")
-    if request.param != CHAPTERS[0] and not everything:
-        pytest.skip("minutes for 04, 05 and 06; CI runs them, and so does MINISGL_SLOW=1")
+    if request.param != CHAPTERS[0]:
+        takes_minutes()
     with opened(lab, request.param) as page:
         run_all(page)
         yield page

@@ -208,9 +208,9 @@ def test_an_unknown_chapter_is_named(root, capfd):
     )
 
 
-def nbval(root: Path, name: str) -> subprocess.CompletedProcess[str]:
+def nbval(root: Path, *names: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "--nbval", "-q", "-p", "no:cacheprovider", name],
+        [sys.executable, "-m", "pytest", "--nbval", "-q", "-p", "no:cacheprovider", *names],
         capture_output=True,
         text=True,
         encoding="utf-8",
@@ -222,9 +222,8 @@ def nbval(root: Path, name: str) -> subprocess.CompletedProcess[str]:
 def test_nbval_passes_on_a_complete_and_on_an_empty_tree_and_does_compare(executed):
     names = ("01_one.ipynb", "02_two.ipynb")
     for _ in range(2):
-        for name in names:
-            result = nbval(executed, name)
-            assert result.returncode == 0 and "passed" in result.stdout, result.stdout
+        result = nbval(executed, *names)
+        assert result.returncode == 0 and "passed" in result.stdout, result.stdout
         shutil.rmtree(executed / "minisgl")
     assert main(["build"]) == 0
     edit(executed / "notebooks/02_two.ipynb", "xxx", "xyx")

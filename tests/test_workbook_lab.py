@@ -9,9 +9,9 @@ from typing import Any
 
 import nbformat
 import pytest
-from lab import forget_outputs, jupyter_lab, opened, run_all
+from lab import forget_outputs, jupyter_lab, opened, run_all, takes_minutes
 
-from course import stubs, workbook
+from course import notebooks, stubs, workbook
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTER = "01_core"
@@ -22,17 +22,36 @@ pytestmark = pytest.mark.browser
 
 @pytest.fixture(scope="module")
 def books(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    takes_minutes()
     folder = tmp_path_factory.mktemp("books")
     workbook.generate(ROOT, folder)
-    forget_outputs(folder / "notebooks" / f"{CHAPTER}.ipynb")
+    for path in (folder / "notebooks").glob("*.ipynb"):
+        forget_outputs(path)
     return folder
 
 
 @pytest.fixture(scope="module")
-def page(books: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def lab(books: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     home = tmp_path_factory.mktemp("jupyter")
-    with jupyter_lab(books / "notebooks", home, ROOT) as lab, opened(lab, CHAPTER) as page:
+    with jupyter_lab(books / "notebooks", home, ROOT) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def page(lab: tuple[str, str]) -> Iterator[Any]:
+    with opened(lab, CHAPTER) as page:
         yield page
+
+
+@pytest.mark.parametrize("chapter", [name for name in notebooks.chapters(ROOT) if name != CHAPTER])
+def test_every_untouched_workbook_runs_through(chapter: str, lab: tuple[str, str]) -> None:
+    """Before the shared page is opened: only one browser can be open at a time."""
+    with opened(lab, chapter) as page:
+        page.locator("blockquote", has_text="This is a workbook").first.wait_for()
+        run_all(page)
+        errors = page.locator(ERRORS)
+        assert errors.count() == 0, errors.first.inner_text()
+        assert page.locator(".jp-OutputArea-output", has_text=stubs.MARK).count()
 
 
 def code_cell(page: Any, text: str) -> Any:
