@@ -241,6 +241,15 @@ def test_page(page: Any, site: str, book: Path, name: str, figures: list[str]) -
     figures.append(f"{watch.weight:9,} {size:9,} {ready:6}  {name}")
     assert watch.weight < HEAVY, f"{name} loads {watch.weight:,} bytes"
     assert page.locator("article h1").count() == 1
+    for width in [375, 1280, 375]:
+        page.set_viewport_size({"width": width, "height": 800})
+        assert not unreachable(page), f"{name}, {width} wide, at once"
+    page.wait_for_timeout(SETTLE_MS)
+    assert not unreachable(page), f"{name}, {width} wide, later"
+    closed = page.evaluate_handle("[...document.querySelectorAll('article details:not([open])')]")
+    closed.evaluate("all => all.forEach(details => { details.open = true; })")
+    assert not unreachable(page), f"{name}, unfolded"
+    closed.evaluate("all => all.forEach(details => { details.open = false; })")
     page.evaluate(AXE.read_text(encoding="utf-8"))
     for theme in ["light", "dark"]:
         page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
@@ -252,6 +261,24 @@ def test_page(page: Any, site: str, book: Path, name: str, figures: list[str]) -
             found = barriers(page, theme, width)
             assert not found, f"{name}, {theme}, {width} wide:\n" + "\n".join(found)
     watch.check()
+
+
+def unreachable(page: Any) -> list[str]:
+    """Boxes that scroll sideways and that a keyboard can't reach, two frames from now."""
+    found: list[str] = page.evaluate(
+        """async () => {
+            for (const _ of [1, 2]) {  // a new size may arrive between two frames
+                await new Promise(requestAnimationFrame);  // before the frame's layout
+                await new Promise(setTimeout);  // after it
+            }
+            return [...document.querySelectorAll("article pre, article table, article div")]
+                .filter(box => box.checkVisibility() && box.scrollWidth > box.clientWidth
+                    && ["auto", "scroll"].includes(getComputedStyle(box).overflowX)
+                    && box.tabIndex < 0 && !box.querySelector("[tabindex='0'], a, button, input"))
+                .map(box => box.outerHTML.slice(0, 80));
+        }"""
+    )
+    return found
 
 
 def barriers(page: Any, theme: str, width: int) -> list[str]:

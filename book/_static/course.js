@@ -207,24 +207,30 @@ window.FontAwesomeConfig = { observeMutations: false };
     document.addEventListener("keydown", function (event) { if (event.key === "Escape") hide(); });
   }
 
-  /* 3. What scrolls by itself can be scrolled by keyboard. */
+  /* 3. What scrolls by itself can be scrolled by keyboard. Each box is measured in the frame in which
+        it gets another size (a `resize` event comes before the layout), and so also when what it is
+        folded away in opens. */
   function scrollers(page) {
-    page.querySelectorAll("pre, .pst-scrollable-table-container, div.math").forEach(function (box) {
+    function measure(box) {
       if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
       else box.removeAttribute("tabindex");
+    }
+    var boxes = page.querySelectorAll("pre, .pst-scrollable-table-container, div.math");
+    var watch = new ResizeObserver(function (entries) {
+      entries.forEach(function (entry) { measure(entry.target); });
     });
+    boxes.forEach(function (box) { watch.observe(box); });
+    document.fonts.ready.then(function () { boxes.forEach(measure); });
   }
 
   function watch() {
-    tips(document.querySelector("article") || document.body);
     var page = document.querySelector("article") || document.body;
+    tips(page);
     page.querySelectorAll(".mg-player").forEach(player);
     performance.mark("widgets-ready");
     frame(page);
     scrollers(page);
-    page.addEventListener("toggle", function (event) { scrollers(event.target); }, true);
     window.addEventListener("resize", function () {
-      scrollers(page);
       page.querySelectorAll(".mg-stage").forEach(function (stage) { stage.style.minHeight = ""; });
       frame(page);
     });
