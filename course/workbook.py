@@ -103,6 +103,29 @@ _HINTS = {
             "if it is missing; settings per kind of layer and partial_rotary_factor are refused"
         ),
     },
+    "kernel/utils.py": {
+        "_processor": (
+            "of /proc/cpuinfo the different lines that name the model or its instructions; where "
+            "there is no such file, what `platform` tells"
+        ),
+        "_compile": (
+            "the name: a hash of source, compiler, flags and `_processor()`; the command: "
+            'compiler, flags, "-x", "c", "-", "-o", FILE, "-lm"; the source on its standard '
+            "input; then `replace`"
+        ),
+        "load_jit": "first with THREADS, then without; a RuntimeError or an OSError is a None",
+    },
+    "kernel/native_linear.py": {
+        "_functions": "`argtypes`: addresses are c_void_p, int64_t is c_int64, int is c_int",
+        "native": "(x, w, bias, y, n, in, out, threads), float32 x and contiguous tensors",
+    },
+    "attention/auto_backend.py": {
+        "_functions": "`argtypes`: addresses are c_void_p, int64_t is c_int64, int is c_int",
+        "PagedDecodePlan.__init__": (
+            "`parts` and `firsts` as `attend_TYPE` wants them, int32; a part's scratch is, per "
+            "head, 2 + head_dim and its scores, whole vectors of eight"
+        ),
+    },
     "models/utils.py": {
         "make_mlp": "the later class is `MoEMLP` of minisgl.models.qwen3_moe; see `import_later`",
     },

@@ -17,6 +17,7 @@ from minisgl.attention import (
     SUPPORTED_ATTENTION_BACKENDS,
     BaseAttnBackend,
     HybridBackend,
+    auto_backend,
     create_attention_backend,
     torch_plans,
     validate_attn_backend,
@@ -69,6 +70,7 @@ class Case:
     seed: int = 0
     dtype: torch.dtype = torch.float32
     fill: float = float("nan")
+    backend: str = "torch"
 
 
 class World:
@@ -127,7 +129,7 @@ class World:
         self.batch.padded_reqs = reqs
         self.batch.out_loc = torch.cat(out_loc).int()
         self.qkv = torch.cat(new_q), torch.cat(new_k), torch.cat(new_v)
-        self.backend = create_attention_backend("torch", model_config(case))
+        self.backend = create_attention_backend(case.backend, model_config(case))
         self.backend.prepare_metadata(self.batch)
 
     @property
@@ -200,6 +202,7 @@ def cases(draw: st.DrawFn) -> Case:
         page_size=draw(st.sampled_from([1, 4, 16])),
         padding=draw(st.integers(0, 2)) if kind == "decode" else 0,
         seed=draw(st.integers(0, 2**16)),
+        backend=draw(st.sampled_from(["torch", "auto"])),
     )
 
 
@@ -213,6 +216,52 @@ def cases(draw: st.DrawFn) -> Case:
 def test_paged_packed_attention_is_plain_attention(case: Case, sparse: bool) -> None:
     with patch.object(torch_plans, "sparse_products_work", lambda *_: sparse and SPARSE):
         check(case)
+
+
+COMPILED = bool(auto_backend._functions())
+
+
+@pytest.mark.skipif(not COMPILED, reason="no C compiler")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_compiled_plan(dtype: torch.dtype, threads: int) -> None:
+    """Lengths on both sides of a part's, several parts, grouped heads, in any number of threads."""
+    part = auto_backend.PART_TOKENS
+    lengths = [(n - 1, 1) for n in (1, 2, 9, part - 1, part, part + 1, 2 * part + 7)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        out, world = run(Case(lengths, 8, 2, 24, page_size=4, dtype=dtype, backend="auto"))
+        assert isinstance(world.metadata.plan, auto_backend.PagedDecodePlan)
+        assert out.dtype == dtype
+        tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+        torch.testing.assert_close(out.double(), world.expected(), rtol=0, atol=tolerance)
+        assert torch.equal(out, world.run()), "the same bits, whoever computes which part"
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(not COMPILED, reason="no C compiler")
+def test_the_compiled_plan_with_large_scores() -> None:
+    """Scores of hundreds: the largest takes all, in whichever part it is, and nothing overflows."""
+    reset_global_ctx()
+    world = World(Case([(600, 1), (3, 1)], 2, 1, 8, backend="auto"))
+    q, k, v = world.qkv
+    world.qkv = q * 500, k, v
+    world.history = [(x * 500, y, z) for x, y, z in world.history]
+    torch.testing.assert_close(world.run().double(), world.expected(), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("missing", ["compiler", "vectors"])
+def test_without_compiled_attention(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    """No compiler, or a head that is no whole number of vectors: the plans of chapter 05."""
+    case = Case([(5, 1), (9, 1)], head_dim=8 if missing == "compiler" else 12, backend="auto")
+    if missing == "compiler":
+        monkeypatch.setattr(auto_backend, "_functions", dict)
+    world = check(case)
+    assert not isinstance(world.metadata.plan, auto_backend.PagedDecodePlan)
+    reset_global_ctx()
+    assert isinstance(check(Case([(0, 4)], backend="auto")).metadata.plan, PerRequestPlan)
 
 
 def test_the_worked_example() -> None:
@@ -461,7 +510,8 @@ def test_a_hybrid_picks_by_phase_and_graphs_belong_to_decode() -> None:
 def test_auto_and_pairs_make_backends_by_name() -> None:
     world = World(Case([(0, 2)]))
     config = model_config(world.case)
-    assert type(create_attention_backend("auto", config)).__name__ == "TorchBackend"  # type: ignore[arg-type]
+    assert type(create_attention_backend("auto", config)).__name__ == "AutoBackend"  # type: ignore[arg-type]
+    assert type(create_attention_backend("torch", config)).__name__ == "TorchBackend"  # type: ignore[arg-type]
     assert type(create_attention_backend("torch,torch", config)).__name__ == "TorchBackend"  # type: ignore[arg-type]
     SUPPORTED_ATTENTION_BACKENDS.register("other")(lambda config: Recorder("other", []))
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ import course
 from minisgl.kernel import (
     get_linear_kernel,
     linear_auto,
+    native_linear,
     set_linear_kernel,
     supported_linear_kernels,
 )
@@ -31,6 +33,7 @@ from minisgl.kernel.linear_auto import (
     packed_forms,
     works,
 )
+from minisgl.kernel.utils import load_jit
 
 DTYPES = (torch.float32, torch.bfloat16)
 # Of a sum of 64 products of numbers around one: some rounding errors of its size.
@@ -118,7 +121,8 @@ def test_without_the_private_operators(monkeypatch: pytest.MonkeyPatch, dtype: t
 
     monkeypatch.setattr(torch.ops, "mkldnn", Nothing())
     monkeypatch.setattr(torch.ops, "quantized", Nothing())
-    works.cache_clear()
+    monkeypatch.setenv("MINISGL_JIT", "0")
+    forget_compiled()
     try:
         kernel, weight = AutoLinear(), torch.randn(300, 256).to(dtype)
         assert kernel.prepare(weight) is weight
@@ -128,7 +132,65 @@ def test_without_the_private_operators(monkeypatch: pytest.MonkeyPatch, dtype: t
         expected = F.linear(x.float(), weight.float())
         torch.testing.assert_close(kernel.apply(x, weight).float(), expected, atol=0.5, rtol=2e-2)
     finally:
-        works.cache_clear()
+        forget_compiled()
+
+
+def forget_compiled() -> None:
+    """Ask again what this machine has: private operators and a compiler."""
+    works.cache_clear()
+    load_jit.cache_clear()
+    native_linear._functions.cache_clear()
+
+
+SIX = "int six(void) { return 6; }"
+
+
+def test_jit_keeps_what_it_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    forget_compiled()
+    try:
+        library = load_jit(SIX)
+        if library is None:
+            pytest.skip("no C compiler")
+        assert library.six() == 6
+        (kept,) = (tmp_path / "minisgl").iterdir()
+        before = kept.stat().st_mtime_ns
+        load_jit.cache_clear()
+        again = load_jit(SIX)
+        assert again is not None and again.six() == 6 and kept.stat().st_mtime_ns == before
+        other = load_jit(SIX.replace("6", "7"))
+        assert other is not None and other.six() == 7, "another source is another library"
+    finally:
+        forget_compiled()
+
+
+@pytest.mark.parametrize("why", ["switched off", "no compiler", "an error in the source"])
+def test_jit_says_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, why: str) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    if why == "switched off":
+        monkeypatch.setenv("MINISGL_JIT", "0")
+    if why == "no compiler":
+        monkeypatch.setenv("CC", "there-is-no-such-compiler")
+    forget_compiled()
+    try:
+        assert load_jit("int six(void) { return" if why.startswith("an") else SIX) is None
+        assert not list(tmp_path.rglob("*.so")) and not list(tmp_path.rglob("tmp*"))
+    finally:
+        forget_compiled()
+
+
+def test_jit_survives_a_cache_that_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "minisgl").write_text("a file where the folder should be", encoding="utf-8")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    forget_compiled()
+    try:
+        assert load_jit(SIX) is None
+        with pytest.raises(RuntimeError, match="no C compiler"):
+            native_linear.native(torch.ones(1, 8), torch.ones(4, 8), None)
+    finally:
+        forget_compiled()
 
 
 def test_measured_once_per_shape(monkeypatch: pytest.MonkeyPatch) -> None:

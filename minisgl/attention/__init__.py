@@ -5,7 +5,9 @@ Official counterpart: `python/minisgl/attention/__init__.py`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Protocol, cast
 
 from minisgl.attention.base import BaseAttnBackend, BaseAttnMetadata, HybridBackend
 from minisgl.utils.registry import Registry
@@ -57,8 +59,11 @@ def validate_attn_backend(backend: str, allow_auto: bool = True) -> str:
 def create_attention_backend(backend: str, config: ModelConfig) -> BaseAttnBackend:
     """The backend called `backend`, or a `HybridBackend` for two different names "a,b".
 
-    "auto" means the best one there is: here always "torch".
+    "auto" means that of `attention/auto_backend.py` when it exists, and "torch" until then.
     """
+    if backend == "auto" and find_spec("minisgl.attention.auto_backend") is not None:
+        made_there = import_module("minisgl.attention.auto_backend").create_auto_backend(config)
+        return cast("BaseAttnBackend", made_there)
     names = validate_attn_backend("torch" if backend == "auto" else backend).split(",")
     made = [SUPPORTED_ATTENTION_BACKENDS[name](config) for name in dict.fromkeys(names)]
     return made[0] if len(made) == 1 else HybridBackend(*made)

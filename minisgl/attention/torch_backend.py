@@ -18,6 +18,8 @@ from minisgl.distributed.info import get_tp_info
 from minisgl.utils.misc import div_even
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from minisgl.attention.torch_plans import AttentionPlan
     from minisgl.core import Batch, Req
     from minisgl.models.config import ModelConfig
@@ -50,6 +52,7 @@ def make_metadata(
     num_qo_heads: int,
     num_kv_heads: int,
     dtype: torch.dtype,
+    make_plan: Callable[..., AttentionPlan] = make_plan,
 ) -> TorchMetadata:
     """The metadata of a batch of `reqs`, whose slots stand in the engine's whole `page_table`.
 
@@ -79,6 +82,8 @@ class TorchBackend(EagerBackend):
     a rank's among its KV heads. `forward` wants the batch's metadata: `prepare_metadata` is first.
     """
 
+    make_plan = staticmethod(make_plan)  # a subclass may plan otherwise
+
     def __init__(self, config: ModelConfig) -> None:
         self.kv_cache = get_global_ctx().kv_cache
         pages, page_size, self.num_kv_heads, _ = self.kv_cache.k_cache(0).shape
@@ -89,7 +94,9 @@ class TorchBackend(EagerBackend):
     def prepare_metadata(self, batch: Batch) -> None:
         table, dtype = get_global_ctx().page_table, self.kv_cache.dtype
         heads = (self.num_qo_heads, self.num_kv_heads)
-        batch.attn_metadata = make_metadata(batch.padded_reqs, table, self.num_slots, *heads, dtype)
+        batch.attn_metadata = make_metadata(
+            batch.padded_reqs, table, self.num_slots, *heads, dtype, self.make_plan
+        )
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer_id: int, batch: Batch

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from minisgl.kernel.linear import LinearKernel
+from minisgl.kernel.native_linear import native
 
 Product = Callable[[torch.Tensor, Any, torch.Tensor | None], torch.Tensor]
 
@@ -105,7 +106,7 @@ class Form(NamedTuple):
 
 def as_is(dtype: torch.dtype) -> Form:
     """The weight as it was loaded: `[out, in]`, row after row."""
-    products: tuple[Product, ...] = (F.linear, swapped, blocks, onednn)
+    products: tuple[Product, ...] = (F.linear, swapped, blocks, onednn, native)
     return Form("as loaded", products if dtype == torch.float32 else (*products, widened))
 
 

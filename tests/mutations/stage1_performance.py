@@ -3,6 +3,9 @@
 from course.mutations import Change
 
 AUTO = "minisgl/kernel/linear_auto.py"
+UTILS = "minisgl/kernel/utils.py"
+NATIVE = "minisgl/kernel/native_linear.py"
+BACKEND = "minisgl/attention/auto_backend.py"
 
 CHANGES = [
     Change(
@@ -104,7 +107,104 @@ CHANGES = [
         "check_measured_once",
         "",
     ),
+    Change(
+        "compiled code is never found",
+        UTILS,
+        "load_jit",
+        "return ctypes.CDLL(str(_compile(source, compiler, flags)))",
+        "return None",
+        "check_compiling",
+        "",
+    ),
+    Change(
+        "an error of the compiler ends the program",
+        UTILS,
+        "load_jit",
+        "except (RuntimeError, OSError):",
+        "except OSError:",
+        "check_compiling",
+        "",
+    ),
+    Change(
+        "every source gets the same name",
+        UTILS,
+        "_compile",
+        'text = "\\n".join((source, compiler,',
+        'text = "\\n".join((compiler,',
+        "check_compiling",
+        "",
+    ),
+    Change(
+        "the bias is left out",
+        NATIVE,
+        "native",
+        "None if added is None else added.data_ptr(),",
+        "None,",
+        "check_native_product",
+        "off by",
+    ),
+    Change(
+        "x is read as if it were contiguous",
+        NATIVE,
+        "native",
+        "x.float().contiguous()",
+        "x.float()",
+        "check_native_product",
+        "",
+    ),
+    Change(
+        "the result stays in float32",
+        NATIVE,
+        "native",
+        "return y.to(x.dtype)",
+        "return y",
+        "check_native_product",
+        "dtype or shape",
+    ),
+    Change(
+        "tokens after the first part are forgotten",
+        BACKEND,
+        "PagedDecodePlan.__init__",
+        "for start in range(0, length, PART_TOKENS):",
+        "for start in range(0, min(length, PART_TOKENS), PART_TOKENS):",
+        "check_paged_attention",
+        "off by",
+    ),
+    Change(
+        "the plan is for float32 only",
+        BACKEND,
+        "_functions",
+        "found = {torch.float32: library.attend_float, torch.bfloat16: library.attend_bfloat16}",
+        "found = {torch.float32: library.attend_float}",
+        "check_paged_attention",
+        "both dtypes",
+    ),
+    Change(
+        "prefills are planned as decodes",
+        BACKEND,
+        "AutoBackend.make_plan",
+        "if fits and max(q_lens) == 1 and dtype in _functions():",
+        "if fits and dtype in _functions():",
+        "check_which_plan",
+        "planned as",
+    ),
+    Change(
+        "heads of any size are planned in C",
+        BACKEND,
+        "AutoBackend.make_plan",
+        "fits = page_table.is_cpu and self.head_dim % 8 == 0",
+        "fits = page_table.is_cpu",
+        "check_which_plan",
+        "planned as",
+    ),
     # Right, in another way.
+    Change(
+        "parts of another size",
+        BACKEND,
+        "PagedDecodePlan.__init__",
+        "for start in range(0, length, PART_TOKENS):",
+        "for start in range(0, length, 256):",
+    ),
     Change(
         "swapped through F.linear",
         AUTO,

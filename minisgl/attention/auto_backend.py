@@ -1,0 +1,200 @@
+"""Attention of a decode in one pass over the pages, in C; all else as the torch backend does it.
+
+Official counterparts, for GPUs: `python/minisgl/attention/fa.py`, `fi.py` and `trtllm.py`. The work
+is split as in Flash-Decoding (https://pytorch.org/blog/flash-decoding/).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from minisgl.attention.torch_backend import TorchBackend
+from minisgl.attention.torch_plans import AttentionPlan, make_plan
+from minisgl.kernel.utils import LANES, for_each_type, load_jit
+
+if TYPE_CHECKING:
+    from minisgl.models.config import ModelConfig
+
+TOOLS = r"""
+#define AHEAD 12 /* tokens: how long before its turn a row is asked for */
+
+static inline void fetch(const void *row, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)row + i);
+}
+
+static inline lanes exponential(lanes x) { /* of x <= 0, as 2**n * e**r with |r| <= ln(2) / 2 */
+  lanes n = x * 1.44269504f + 12582912.0f; /* + 1.5 * 2**23: no digits are left for fractions */
+  bits power = ((bits)n + 127) << 23;
+  n -= 12582912.0f;
+  lanes r = x - n * 0.693359375f + n * 2.12194440e-4f; /* ln(2) in two parts */
+  lanes p = r * 1.9875691500e-4f + 1.3981999507e-3f;   /* the polynomial of Cephes' expf */
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  return (lanes)((bits)(p * (lanes)power) & (bits)(x > -87.0f)); /* below: 0 */
+}
+
+static float softmax(float *row, int64_t n, float most) { /* n: whole vectors; returns the sum */
+  lanes total = {0};
+  for (int64_t p = 0; p < n; p += LANES) {
+    lanes e = exponential(read_float(row + p) - most);
+    *(lanes *)(row + p) = e;
+    total += e;
+  }
+  return sum(total);
+}
+"""
+
+PART = r"""
+/* One part of a request: n of its tokens, all heads. Leaves in `found` for each head the largest
+   score, the sum of exponentials and the unfinished output; behind them is room for the scores. */
+static void part_TYPE(const float *q, const TYPE *k, const TYPE *v, const int32_t *slots, int64_t n,
+                      int64_t kv_heads, int64_t group, int64_t d, float *found) {
+  int64_t heads = kv_heads * group, width = kv_heads * d, room = (n + LANES - 1) / LANES * LANES;
+  float *top = found, *mass = top + heads, *out = mass + heads, *scores = out + heads * d;
+  for (int64_t p = 0; p < n; p++) {
+    const TYPE *key = k + slots[p] * width;
+    if (p + AHEAD < n) fetch(k + slots[p + AHEAD] * width, width * sizeof(TYPE));
+    for (int64_t h = 0; h < heads; h++) {
+      lanes acc = {0};
+      for (int64_t c = 0; c < d; c += LANES)
+        acc += read_TYPE(key + h / group * d + c) * read_float(q + h * d + c);
+      scores[h * room + p] = sum(acc) / sqrtf((float)d);
+    }
+  }
+  for (int64_t h = 0; h < heads; h++) {
+    float *row = scores + h * room;
+    top[h] = row[0];
+    for (int64_t p = 1; p < n; p++) top[h] = row[p] > top[h] ? row[p] : top[h];
+    for (int64_t p = n; p < room; p++) row[p] = -INFINITY;
+    mass[h] = softmax(row, room, top[h]);
+  }
+  memset(out, 0, heads * d * sizeof(float));
+  for (int64_t p = 0; p < n; p++) {
+    const TYPE *value = v + slots[p] * width;
+    if (p + AHEAD < n) fetch(v + slots[p + AHEAD] * width, width * sizeof(TYPE));
+    for (int64_t h = 0; h < heads; h++)
+      for (int64_t c = 0; c < d; c += LANES)
+        *(lanes *)(out + h * d + c) += scores[h * room + p] * read_TYPE(value + h / group * d + c);
+  }
+}
+"""
+
+ATTEND = r"""
+/* Part i is tokens [parts[i][1], parts[i][2]) of request parts[i][0]; those of request b are
+   firsts[b] to firsts[b + 1]. A part has `size` numbers of scratch. */
+void attend_TYPE(const float *q, const TYPE *k, const TYPE *v, float *out, const int32_t *table,
+                 const int32_t *parts, const int32_t *firsts, float *scratch, int64_t bs,
+                 int64_t width, int64_t kv_heads, int64_t group, int64_t d, int64_t size,
+                 int threads) {
+  int64_t heads = kv_heads * group;
+#pragma omp parallel num_threads(threads)
+  {
+#pragma omp for schedule(dynamic)
+    for (int64_t i = 0; i < firsts[bs]; i++) {
+      int64_t b = parts[3 * i], begin = parts[3 * i + 1], n = parts[3 * i + 2] - begin;
+      part_TYPE(q + b * heads * d, k, v, table + b * width + begin, n, kv_heads, group, d,
+                scratch + i * size);
+    }
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < bs * heads; row++) { /* join the parts of one request and head */
+      int64_t b = row / heads, h = row % heads;
+      float most = -INFINITY, mass = 0.0f, *o = out + row * d;
+      for (int64_t i = firsts[b]; i < firsts[b + 1]; i++)
+        most = fmaxf(most, scratch[i * size + h]);
+      memset(o, 0, d * sizeof(float));
+      for (int64_t i = firsts[b]; i < firsts[b + 1]; i++) {
+        const float *found = scratch + i * size, share = expf(found[h] - most);
+        mass += share * found[heads + h];
+        for (int64_t c = 0; c < d; c++) o[c] += share * found[2 * heads + h * d + c];
+      }
+      for (int64_t c = 0; c < d; c++) o[c] /= mass;
+    }
+  }
+}
+"""
+SOURCE = LANES + TOOLS + for_each_type(PART + ATTEND)
+
+PART_TOKENS = 256  # tokens of one request that one thread takes at a time
+
+
+@cache
+def _functions() -> dict[torch.dtype, Any]:
+    """`attend_TYPE` for each dtype of the pool; empty where C can't be compiled."""
+    library = load_jit(SOURCE)
+    if library is None:
+        return {}
+    found = {torch.float32: library.attend_float, torch.bfloat16: library.attend_bfloat16}
+    for function in found.values():
+        function.argtypes = [ctypes.c_void_p] * 8 + [ctypes.c_int64] * 6 + [ctypes.c_int]
+        function.restype = None
+    return found
+
+
+class PagedDecodePlan:
+    """One query per request, all requests at once; K and V are read once, where they lie.
+
+    Float32 arithmetic for a pool of either dtype. `head_dim` has to be a multiple of 8.
+    """
+
+    def __init__(
+        self, kv_lens: Sequence[int], page_table: torch.Tensor, num_qo_heads: int, head_dim: int
+    ) -> None:
+        parts, firsts = [], [0]
+        for request, length in enumerate(kv_lens):
+            for start in range(0, length, PART_TOKENS):
+                parts.append((request, start, min(start + PART_TOKENS, length)))
+            firsts.append(len(parts))
+        self.table = page_table.int().contiguous()
+        self.parts, self.firsts = (torch.tensor(x, dtype=torch.int32) for x in (parts, firsts))
+        longest = max(end - start for _, start, end in parts)
+        room = -(-longest // 8) * 8  # scores are computed in vectors of eight
+        self.scratch = torch.empty(len(parts), num_qo_heads * (2 + head_dim + room))
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        kv_heads, head_dim = k.shape[1:]
+        queries = q.float().contiguous()
+        out = torch.empty_like(queries)
+        tensors = (queries, k, v, out, self.table, self.parts, self.firsts, self.scratch)
+        bs, width = self.table.shape
+        sizes = (bs, width, kv_heads, q.shape[1] // kv_heads, head_dim, self.scratch.shape[1])
+        function = _functions()[k.dtype]
+        function(*(t.data_ptr() for t in tensors), *sizes, torch.get_num_threads())
+        return out.to(q.dtype)
+
+
+class AutoBackend(TorchBackend):
+    """The torch backend, but decodes by `PagedDecodePlan` where it can run."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.head_dim = self.kv_cache.k_cache(0).shape[-1]
+
+    def make_plan(
+        self,
+        q_lens: Sequence[int],
+        kv_lens: Sequence[int],
+        page_table: torch.Tensor,
+        num_slots: int,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        dtype: torch.dtype,
+    ) -> AttentionPlan:
+        """`PagedDecodePlan` for a decode on a CPU, if C can be compiled; else as `make_plan`."""
+        fits = page_table.is_cpu and self.head_dim % 8 == 0
+        if fits and max(q_lens) == 1 and dtype in _functions():
+            return PagedDecodePlan(kv_lens, page_table, num_qo_heads, self.head_dim)
+        heads = (num_qo_heads, num_kv_heads)
+        return make_plan(q_lens, kv_lens, page_table, num_slots, *heads, dtype)
+
+
+def create_auto_backend(config: ModelConfig) -> AutoBackend:
+    """What "auto" stands for in `create_attention_backend`, once this file is there."""
+    return AutoBackend(config)

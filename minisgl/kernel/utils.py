@@ -1,0 +1,100 @@
+"""Kernels in C, compiled on the machine that runs them when they are first asked for.
+
+Official counterpart: `python/minisgl/kernel/utils.py`, whose `load_jit` compiles CUDA with TVM FFI.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+# -march=native: for this processor, with all the vector instructions that it has.
+FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
+THREADS = ("-fopenmp",)  # left out where a compiler has no OpenMP: then one thread does it all
+
+
+def _processor() -> str:
+    """What distinguishes this processor: code for one may crash another."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        return platform.platform() + platform.processor()
+    told = ("model name", "flags", "CPU part", "Features")
+    return "\n".join(dict.fromkeys(line for line in lines if line.startswith(told)))
+
+
+def _compile(source: str, compiler: str, flags: tuple[str, ...]) -> Path:
+    """The library of `source`, from the cache or made anew; RuntimeError with what went wrong."""
+    text = "\n".join((source, compiler, *flags, _processor()))
+    cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    found = cache_home / "minisgl" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.so"
+    if not found.exists():
+        found.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=found.parent) as folder:
+            made = Path(folder) / "made.so"
+            command = [compiler, *flags, "-x", "c", "-", "-o", str(made), "-lm"]
+            run = subprocess.run(command, input=source, capture_output=True, text=True)
+            if run.returncode != 0:
+                raise RuntimeError(run.stderr)
+            made.replace(found)  # whole or not at all, whoever else compiles the same
+    return found
+
+
+@cache
+def load_jit(source: str) -> ctypes.CDLL | None:
+    """The functions of a C source, or None where there is no C compiler or it can't compile this.
+
+    The compiler is `CC`, else `cc`. What it makes is kept in `~/.cache/minisgl`. None as well when
+    `MINISGL_JIT=0` is set. Whoever asks must have another way to do the same.
+    """
+    compiler = shutil.which(os.environ.get("CC") or "cc")
+    if compiler is None or os.environ.get("MINISGL_JIT") == "0":
+        return None
+    for flags in ((*FLAGS, *THREADS), FLAGS):
+        try:
+            return ctypes.CDLL(str(_compile(source, compiler, flags)))
+        except (RuntimeError, OSError):
+            continue
+    return None
+
+
+# What the sources have in common: a vector of eight numbers, for any processor that GCC or Clang
+# compiles for, and the two types that weights, K and V may have.
+LANES = r"""
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define LANES 8
+typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef uint32_t bits __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2)));
+typedef uint16_t bfloat16; /* the upper half of a float */
+
+static inline lanes read_float(const float *p) { return *(const lanes *)p; }
+static inline lanes read_bfloat16(const bfloat16 *p) {
+  return (lanes)(__builtin_convertvector(*(const halves *)p, bits) << 16);
+}
+static inline float one_float(float x) { return x; }
+static inline float one_bfloat16(bfloat16 x) {
+  uint32_t wide = (uint32_t)x << 16;
+  float y;
+  memcpy(&y, &wide, sizeof y);
+  return y;
+}
+static inline float sum(lanes v) {
+  return ((v[0] + v[4]) + (v[1] + v[5])) + ((v[2] + v[6]) + (v[3] + v[7]));
+}
+"""
+
+
+def for_each_type(source: str) -> str:
+    """`source` once for float and once for bfloat16: `TYPE` is the type, also within names."""
+    return "".join(source.replace("TYPE", name) for name in ("float", "bfloat16"))
