@@ -244,6 +244,15 @@ def test_page(page: Any, site: str, book: Path, name: str, figures: list[str]) -
     for width in [375, 1280, 375]:
         page.set_viewport_size({"width": width, "height": 800})
         assert not unreachable(page), f"{name}, {width} wide, at once"
+        aside = page.evaluate(
+            """[...document.querySelectorAll("article div.math > math > *")].filter(formula => {
+                const box = formula.closest("div.math");
+                const [a, b] = [formula, box].map(e => e.getBoundingClientRect());
+                const middle = Math.abs(a.left + a.right - b.left - b.right) < 4;
+                return a.width < b.width ? !middle : a.left < b.left - 1;
+            }).map(formula => formula.textContent)"""
+        )
+        assert not aside, f"formulas of {name} that don't stand in the middle: {aside}"
     page.wait_for_timeout(SETTLE_MS)
     assert not unreachable(page), f"{name}, {width} wide, later"
     closed = page.evaluate_handle("[...document.querySelectorAll('article details:not([open])')]")
@@ -266,8 +275,9 @@ def test_page(page: Any, site: str, book: Path, name: str, figures: list[str]) -
 def unreachable(page: Any) -> list[str]:
     """Boxes that scroll sideways and that a keyboard can't reach, two frames from now."""
     found: list[str] = page.evaluate(
-        """async () => {
-            for (const _ of [1, 2]) {  // a new size may arrive between two frames
+        """async width => {
+            while (innerWidth !== width) await new Promise(requestAnimationFrame);
+            for (const _ of [1, 2]) {
                 await new Promise(requestAnimationFrame);  // before the frame's layout
                 await new Promise(setTimeout);  // after it
             }
@@ -276,7 +286,8 @@ def unreachable(page: Any) -> list[str]:
                     && ["auto", "scroll"].includes(getComputedStyle(box).overflowX)
                     && box.tabIndex < 0 && !box.querySelector("[tabindex='0'], a, button, input"))
                 .map(box => box.outerHTML.slice(0, 80));
-        }"""
+        }""",
+        page.viewport_size["width"],
     )
     return found
 
