@@ -50,6 +50,10 @@ _HINTS = {
     "kernel/linear.py": {
         "supported_linear_kernels": "`auto`, `torch`, and NAME for each file linear_NAME.py here",
     },
+    "kernel/replace.py": {
+        "replaceable": "look in `_ACTIVE` at each call, and not when the function is marked",
+        "use_native_kernels": "`REPLACEMENTS` of minisgl.kernel.native_small, imported only here",
+    },
     "layers/linear.py": {"_LinearTPImpl.__init__": "shapes of weights are [out, in]"},
     "layers/rotary.py": {
         "_yarn_context": (
@@ -119,6 +123,14 @@ _HINTS = {
         "_functions": "`argtypes`: addresses are c_void_p, int64_t is c_int64, int is c_int",
         "native": "(x, w, bias, y, n, in, out, threads), float32 x and contiguous tensors",
     },
+    "kernel/native_small.py": {
+        "_library": "`argtypes`: addresses are c_void_p, int64_t is c_int64, int is c_int",
+        "native_add_rmsnorm": "a tensor's shape, or a weight's, that doesn't fit: NotImplemented",
+        "native_rope": (
+            "`flatten(1)` makes rows of heads; rows may lie apart, numbers within a row may not; "
+            "C's 0, for a position that the table lacks, is NotImplemented"
+        ),
+    },
     "attention/auto_backend.py": {
         "_functions": "`argtypes`: addresses are c_void_p, int64_t is c_int64, int is c_int",
         "PagedDecodePlan.__init__": (
@@ -170,6 +182,10 @@ _HINTS = {
     "engine/engine.py": {
         "plan_memory": "the override changes the number of pages and not the budget",
         "_claim_process": "a rank that is set already and the same stays, without an error",
+        "_load_model": (
+            "the replacements are on unless the linear kernel is a `TorchLinear`; undone like the "
+            "device of RoPE's tables"
+        ),
         "_plan": "the group that `Engine.__init__` got from `_init_communication` is tp_cpu_group",
         "_make_page_table": "width: max_seq_len rounded up to a multiple of 32",
     },

@@ -1,4 +1,4 @@
-"""The linear kernels: what they compute, what they keep, and what happens where they can't."""
+"""Linear kernels and small operations: what they compute, and what happens where they can't."""
 
 from __future__ import annotations
 
@@ -10,16 +10,24 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from hand_driven import hf_tokens, started
+from hand_driven import config_for, hf_tokens, started
 from transformers import AutoModelForCausalLM
 
 import course
+from minisgl.engine import Engine
+from minisgl.engine import engine as engine_module
 from minisgl.kernel import (
+    apply_rope_with_cos_sin_cache,
+    fused_add_rmsnorm,
     get_linear_kernel,
     linear_auto,
     native_linear,
+    native_small,
+    replace,
     set_linear_kernel,
+    silu_and_mul,
     supported_linear_kernels,
+    use_native_kernels,
 )
 from minisgl.kernel.linear_auto import (
     ROWS,
@@ -45,6 +53,7 @@ def _default_kernel() -> Iterator[None]:
     yield
     set_linear_kernel("auto")
     create_linear_kernel.cache_clear()
+    use_native_kernels(False)
 
 
 def candidates() -> Iterator[tuple[torch.dtype, Form, Product]]:
@@ -140,6 +149,7 @@ def forget_compiled() -> None:
     works.cache_clear()
     load_jit.cache_clear()
     native_linear._functions.cache_clear()
+    native_small._library.cache_clear()
 
 
 SIX = "int six(void) { return 6; }"
@@ -287,3 +297,126 @@ def test_memory_of_an_engine() -> None:
         )
         assert held <= 1.02 * engine.memory.model
         assert driver.run(PROMPTS[:1], 2)[0]
+
+
+# --- Small operations -----------------------------------------------------------------------------
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+compiled = pytest.mark.skipif(native_small._library() is None, reason="no C compiler")
+
+
+@compiled
+@pytest.mark.parametrize("size", [1, 7, 8, 30, 64, 577])
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (100,), (2, 5), (0,)], ids=str)
+def test_norm_and_silu_in_c(shape: tuple[int, ...], size: int) -> None:
+    x, residual = torch.randn(2, *shape, size)
+    weight, gate_up = torch.randn(size), 20 * torch.randn(*shape, 2 * size)
+    kept = [t.clone() for t in (x, residual, gate_up)]
+    expected = fused_add_rmsnorm(x, residual, weight, 1e-5), silu_and_mul(gate_up)
+    got = native_small.native_add_rmsnorm(x, residual, weight, 1e-5)
+    assert torch.equal(got[1], expected[0][1])
+    torch.testing.assert_close(got[0], expected[0][0], **CLOSE)
+    torch.testing.assert_close(native_small.native_silu_and_mul(gate_up), expected[1], **CLOSE)
+    assert all(map(torch.equal, kept, (x, residual, gate_up)))
+
+
+@compiled
+def test_silu_in_c_at_the_ends() -> None:
+    gate = torch.tensor([-1e4, -100.0, -87.5, -20.0, -0.0, 0.0, 1e-30, 88.0, 1e4, torch.nan])
+    x = torch.cat((gate, torch.ones(10)))
+    got, expected = native_small.native_silu_and_mul(x), silu_and_mul(x)
+    torch.testing.assert_close(got, expected, equal_nan=True, **CLOSE)
+
+
+@compiled
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("heads", [(9, 3), (1, 1), (8, 2)], ids=str)
+@pytest.mark.parametrize("size", [2, 6, 64])
+@pytest.mark.parametrize("n", [1, 3, 200])
+def test_rope_in_c(n: int, size: int, heads: tuple[int, int], dtype: torch.dtype) -> None:
+    angles = torch.randn(50, size // 2)
+    table, positions = torch.cat((angles.cos(), angles.sin()), -1), torch.randint(0, 50, (n,))
+    widths = [heads[0] * size, heads[1] * size, heads[1] * size]
+    q, k, _ = torch.randn(n, sum(widths)).split(widths, -1)
+    for given in ((q, k), [x.unflatten(1, (-1, size)) for x in (q, k)], (q.contiguous(), k)):
+        expected = apply_rope_with_cos_sin_cache(positions.to(dtype), *given, size, table)
+        got = native_small.native_rope(positions.to(dtype), *given, size, table)
+        for y, want in zip(got, expected, strict=True):
+            assert y.shape == want.shape
+            torch.testing.assert_close(y, want, **CLOSE)
+    turned = torch.randn(heads[0], n, size).transpose(0, 1)  # heads that lie apart
+    expected = apply_rope_with_cos_sin_cache(positions, turned.contiguous(), k, size, table)
+    got = native_small.native_rope(positions, turned, k, size, table)
+    torch.testing.assert_close(got, expected, **CLOSE)
+
+
+def test_left_to_the_references() -> None:
+    x, weight, declined = torch.randn(4, 16), torch.randn(16), NotImplemented
+    norm, silu, rope = native_small.REPLACEMENTS.values()
+    for dtype in (torch.bfloat16, torch.float64):
+        assert norm(x.to(dtype), x.to(dtype), weight.to(dtype), 1e-5) is declined
+        assert silu(x.to(dtype)) is declined
+    assert norm(x, x, weight.bfloat16(), 1e-5) is declined
+    assert norm(x, x[:1], weight, 1e-5) is declined and norm(x, x, weight[:1], 1e-5) is declined
+    assert silu(x.t()) is declined and silu(x.to("meta")) is declined
+    assert silu(x, torch.empty(4, 8)) is declined and silu(x, out=torch.empty(4, 8)) is declined
+    positions, table = torch.arange(4), torch.randn(4, 8)
+    assert rope(positions + 1, x, x, 8, table) is declined
+    assert rope(positions - 1, x, x, 8, table) is declined
+    assert rope(positions, x, x.bfloat16(), 8, table) is declined
+    assert rope(positions, x, x.t().contiguous().t(), 8, table) is declined
+    assert rope(positions[:3], x, x, 8, table) is declined
+    assert rope(positions.float(), x, x, 8, table) is declined
+    assert rope(positions, x, x, 16, table) is declined
+    use_native_kernels(True)
+    out = torch.empty(4, 8)
+    assert silu_and_mul(x, out=out) is out
+    torch.testing.assert_close(out, silu_and_mul(x.double()).float(), **CLOSE)
+    with pytest.raises(IndexError):
+        apply_rope_with_cos_sin_cache(positions + 1, x, x, 8, table)
+
+
+def test_small_operations_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINISGL_JIT", "0")
+    x, weight = torch.randn(4, 16), torch.randn(16)
+    expected = fused_add_rmsnorm(x, x, weight, 1e-5)
+    forget_compiled()
+    try:
+        use_native_kernels(True)
+        assert native_small.native_silu_and_mul(x) is NotImplemented
+        got = fused_add_rmsnorm(x, x, weight, eps=1e-5)
+        assert all(map(torch.equal, got, expected))
+    finally:
+        forget_compiled()
+
+
+@pytest.mark.parametrize("kernel", ["auto", "torch"])
+def test_replacements_live_as_long_as_the_engine(kernel: str) -> None:
+    set_linear_kernel(kernel)
+    assert not replace._ACTIVE, "off by default"
+    expected = {} if kernel == "torch" else native_small.REPLACEMENTS
+    with started(course.tiny("qwen3")) as driver:
+        assert expected == replace._ACTIVE
+        assert driver.run([[1, 2, 3]], 3)[0]
+    assert not replace._ACTIVE
+
+
+def test_replacements_after_failed_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_for(course.tiny("llama"))
+    seen = []
+
+    def fail(*args: object) -> None:
+        seen.append(dict(replace._ACTIVE))
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine_module, "_make_page_table", fail)
+        with pytest.raises(RuntimeError, match="no memory"):
+            Engine(config)
+    assert seen == [native_small.REPLACEMENTS] and not replace._ACTIVE
+    engine = Engine(config)
+    with pytest.raises((RuntimeError, ValueError, AssertionError)):
+        Engine(config)
+    assert replace._ACTIVE, "the first engine lives on"
+    engine.shutdown()
+    assert not replace._ACTIVE

@@ -6,7 +6,7 @@ Official counterpart: `python/minisgl/attention/__init__.py`.
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from minisgl.attention.base import BaseAttnBackend, BaseAttnMetadata, HybridBackend
@@ -61,7 +61,7 @@ def create_attention_backend(backend: str, config: ModelConfig) -> BaseAttnBacke
 
     "auto" means that of `attention/auto_backend.py` when it exists, and "torch" until then.
     """
-    if backend == "auto" and find_spec("minisgl.attention.auto_backend") is not None:
+    if backend == "auto" and Path(__file__).with_name("auto_backend.py").is_file():
         made_there = import_module("minisgl.attention.auto_backend").create_auto_backend(config)
         return cast("BaseAttnBackend", made_there)
     names = validate_attn_backend("torch" if backend == "auto" else backend).split(",")

@@ -15,7 +15,7 @@ import torch
 
 from minisgl.attention.torch_backend import TorchBackend
 from minisgl.attention.torch_plans import AttentionPlan, make_plan
-from minisgl.kernel.utils import LANES, for_each_type, load_jit
+from minisgl.kernel.utils import EXPONENTIAL, LANES, for_each_type, load_jit
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
@@ -25,20 +25,6 @@ TOOLS = r"""
 
 static inline void fetch(const void *row, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)row + i);
-}
-
-static inline lanes exponential(lanes x) { /* of x <= 0, as 2**n * e**r with |r| <= ln(2) / 2 */
-  lanes n = x * 1.44269504f + 12582912.0f; /* + 1.5 * 2**23: no digits are left for fractions */
-  bits power = ((bits)n + 127) << 23;
-  n -= 12582912.0f;
-  lanes r = x - n * 0.693359375f + n * 2.12194440e-4f; /* ln(2) in two parts */
-  lanes p = r * 1.9875691500e-4f + 1.3981999507e-3f;   /* the polynomial of Cephes' expf */
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  return (lanes)((bits)(p * (lanes)power) & (bits)(x > -87.0f)); /* below: 0 */
 }
 
 static float softmax(float *row, int64_t n, float most) { /* n: whole vectors; returns the sum */
@@ -120,7 +106,7 @@ void attend_TYPE(const float *q, const TYPE *k, const TYPE *v, float *out, const
   }
 }
 """
-SOURCE = LANES + TOOLS + for_each_type(PART + ATTEND)
+SOURCE = LANES + EXPONENTIAL + TOOLS + for_each_type(PART + ATTEND)
 
 PART_TOKENS = 256  # tokens of one request that one thread takes at a time
 

@@ -14,4 +14,5 @@ from minisgl.kernel.linear import (
     supported_linear_kernels,
 )
 from minisgl.kernel.norm import fused_add_rmsnorm, rmsnorm
+from minisgl.kernel.replace import replaceable, use_native_kernels
 from minisgl.kernel.rotary import apply_rope_with_cos_sin_cache

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from minisgl.kernel.replace import replaceable
+
 
 def rmsnorm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None
@@ -24,6 +26,7 @@ def rmsnorm(
     return y if out is None else out.copy_(y)
 
 
+@replaceable
 def fused_add_rmsnorm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -98,3 +98,21 @@ static inline float sum(lanes v) {
 def for_each_type(source: str) -> str:
     """`source` once for float and once for bfloat16: `TYPE` is the type, also within names."""
     return "".join(source.replace("TYPE", name) for name in ("float", "bfloat16"))
+
+
+# e**x for eight numbers at once, none of them positive.
+EXPONENTIAL = r"""
+static inline lanes exponential(lanes x) { /* of x <= 0, as 2**n * e**r with |r| <= ln(2) / 2 */
+  lanes n = x * 1.44269504f + 12582912.0f; /* + 1.5 * 2**23: no digits are left for fractions */
+  bits power = ((bits)n + 127) << 23;
+  n -= 12582912.0f;
+  lanes r = x - n * 0.693359375f + n * 2.12194440e-4f; /* ln(2) in two parts */
+  lanes p = r * 1.9875691500e-4f + 1.3981999507e-3f;   /* the polynomial of Cephes' expf */
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  return (lanes)((bits)(p * (lanes)power) & (bits)(x > -87.0f)); /* below: 0 */
+}
+"""

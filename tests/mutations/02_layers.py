@@ -16,6 +16,7 @@ MISC = "minisgl/utils/misc.py"
 TORCH_UTILS = "minisgl/utils/torch_utils.py"
 KLINEAR = "minisgl/kernel/linear.py"
 INFO = "minisgl/distributed/info.py"
+REPLACE = "minisgl/kernel/replace.py"
 
 O_PROJ = (
     "class LinearOProj(LinearRowParallel):\n"
@@ -336,6 +337,34 @@ CHANGES = [
         ".view(-1, q_size)",
         "check_attention_layer",
         "qwen3",
+    ),
+    Change(
+        "a replacement that declines is the result",
+        REPLACE,
+        "replaceable",
+        "return function(*args, **kwargs) if result is NotImplemented else result",
+        "return function(*args, **kwargs) if replacement is None else result",
+        "check_replacing",
+        "",
+    ),
+    Change(
+        "a replacement is looked up once and for all",
+        REPLACE,
+        "replaceable",
+        None,
+        "    replacement = _ACTIVE.get(function.__name__)\n"
+        "    return functools.wraps(function)(replacement or function)",
+        "check_replacing",
+        "",
+    ),
+    Change(
+        "switching off leaves what was active",
+        REPLACE,
+        "use_native_kernels",
+        "    _ACTIVE.clear()\n",
+        "",
+        "check_replacing",
+        "should leave none",
     ),
     Change(
         "the activation is on up, not on gate",

@@ -6,6 +6,7 @@ AUTO = "minisgl/kernel/linear_auto.py"
 UTILS = "minisgl/kernel/utils.py"
 NATIVE = "minisgl/kernel/native_linear.py"
 BACKEND = "minisgl/attention/auto_backend.py"
+SMALL = "minisgl/kernel/native_small.py"
 
 CHANGES = [
     Change(
@@ -197,7 +198,77 @@ CHANGES = [
         "check_which_plan",
         "planned as",
     ),
+    Change(
+        "rows that lie apart are read as one",
+        SMALL,
+        "_fits",
+        "t.dtype == torch.float32 and t.is_cpu and t.is_contiguous()",
+        "t.dtype == torch.float32 and t.is_cpu",
+        "check_small_operations",
+        "left to the reference",
+    ),
+    Change(
+        "float64 is read as float32",
+        SMALL,
+        "_fits",
+        "t.dtype == torch.float32 and t.is_cpu and t.is_contiguous()",
+        "t.is_cpu and t.is_contiguous()",
+        "check_small_operations",
+        "left to the reference",
+    ),
+    Change(
+        "the sum is added into the residual",
+        SMALL,
+        "native_add_rmsnorm",
+        "y, total = torch.empty_like(x), torch.empty_like(x)",
+        "y, total = torch.empty_like(x), residual",
+        "check_small_operations",
+        "an argument was changed",
+    ),
+    Change(
+        "out is left alone",
+        SMALL,
+        "native_silu_and_mul",
+        "if library is None or out is not None or not _fits(x)",
+        "if library is None or not _fits(x)",
+        "check_small_operations",
+        "left to the reference",
+    ),
+    Change(
+        "rows of q and k are taken to follow each other",
+        SMALL,
+        "native_rope",
+        "head_size, q.stride(0), k.stride(0), len(table)",
+        "head_size, q.shape[1], k.shape[1], len(table)",
+        "check_small_operations",
+        "off by",
+    ),
+    Change(
+        "positions are taken to be int32",
+        SMALL,
+        "native_rope",
+        "*addresses, *sizes, wide,",
+        "*addresses, *sizes, 0,",
+        "check_small_operations",
+        "int64 positions",
+    ),
+    Change(
+        "a position beyond the table is turned by what lies there",
+        SMALL,
+        "native_rope",
+        "return turned if done else NotImplemented",
+        "return turned",
+        "check_small_operations",
+        "left to the reference",
+    ),
     # Right, in another way.
+    Change(
+        "RoPE copies rows that lie apart",
+        SMALL,
+        "native_rope",
+        "query.flatten(1), key.flatten(1)",
+        "query.flatten(1) + 0, key.flatten(1).clone(memory_format=torch.preserve_format)",
+    ),
     Change(
         "parts of another size",
         BACKEND,
