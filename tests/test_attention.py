@@ -252,6 +252,18 @@ def test_the_compiled_plan_with_large_scores() -> None:
     torch.testing.assert_close(world.run().double(), world.expected(), rtol=0, atol=1e-4)
 
 
+@pytest.mark.skipif(not COMPILED, reason="no C compiler")
+@pytest.mark.parametrize("token", [0, 5, 8])
+def test_the_compiled_plan_hides_no_nan(token: int) -> None:
+    """A NaN among a request's own keys is that request's result, and nobody else's."""
+    world = World(Case([(8, 1), (3, 1)], 2, 1, 8, backend="auto"))
+    world.run()
+    world.k_slots[world.metadata.page_table[0, token]] = float("nan")
+    plan = world.metadata.plan
+    out = plan.attend(world.qkv[0], world.k_slots, world.v_slots)
+    assert out[0].isnan().all() and out[1].isfinite().all()
+
+
 @pytest.mark.parametrize("missing", ["compiler", "vectors"])
 def test_without_compiled_attention(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     """No compiler, or a head that is no whole number of vectors: the plans of chapter 05."""

@@ -15,7 +15,7 @@ import torch
 
 from minisgl.attention.torch_backend import TorchBackend
 from minisgl.attention.torch_plans import AttentionPlan, make_plan
-from minisgl.kernel.utils import EXPONENTIAL, LANES, for_each_type, load_jit
+from minisgl.kernel.utils import EXPONENTIAL, LANES, TYPES, load_jit
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
@@ -106,7 +106,7 @@ void attend_TYPE(const float *q, const TYPE *k, const TYPE *v, float *out, const
   }
 }
 """
-SOURCE = LANES + EXPONENTIAL + TOOLS + for_each_type(PART + ATTEND)
+SOURCE = LANES + EXPONENTIAL + TOOLS + "".join((PART + ATTEND).replace("TYPE", t) for t in TYPES)
 
 PART_TOKENS = 256  # tokens of one request that one thread takes at a time
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from minisgl.kernel.utils import LANES, for_each_type, load_jit
+from minisgl.kernel.utils import LANES, TYPES, load_jit
 
 SIZES = r"""
 #define ROWS 4 /* of x at a time */
@@ -65,7 +65,7 @@ void linear_TYPE(const float *x, const TYPE *w, const float *bias, float *y, int
   }
 }
 """
-SOURCE = LANES + SIZES + for_each_type(TILE + PRODUCT)
+SOURCE = LANES + SIZES + "".join((TILE + PRODUCT).replace("TYPE", name) for name in TYPES)
 
 
 @cache

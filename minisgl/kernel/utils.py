@@ -94,11 +94,7 @@ static inline float sum(lanes v) {
 }
 """
 
-
-def for_each_type(source: str) -> str:
-    """`source` once for float and once for bfloat16: `TYPE` is the type, also within names."""
-    return "".join(source.replace("TYPE", name) for name in ("float", "bfloat16"))
-
+TYPES = ("float", "bfloat16")  # what TYPE stands for in the sources, also within names
 
 # e**x for eight numbers at once, none of them positive.
 EXPONENTIAL = r"""
@@ -113,6 +109,6 @@ static inline lanes exponential(lanes x) { /* of x <= 0, as 2**n * e**r with |r|
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  return (lanes)((bits)(p * (lanes)power) & (bits)(x > -87.0f)); /* below: 0 */
+  return (lanes)((bits)(p * (lanes)power) & ~(bits)(x <= -87.0f)); /* there: 0; NaN stays NaN */
 }
 """
