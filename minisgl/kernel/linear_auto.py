@@ -106,7 +106,7 @@ class Form(NamedTuple):
 
 def as_is(dtype: torch.dtype) -> Form:
     """The weight as it was loaded: `[out, in]`, row after row."""
-    products: tuple[Product, ...] = (F.linear, swapped, blocks, onednn, native)
+    products: tuple[Product, ...] = (F.linear, native, swapped, blocks, onednn)
     return Form("as loaded", products if dtype == torch.float32 else (*products, widened))
 
 
