@@ -56,6 +56,21 @@ def _default_kernel() -> Iterator[None]:
     use_native_kernels(False)
 
 
+def forget_machine() -> None:
+    works.cache_clear()
+    load_jit.cache_clear()
+    native_linear._functions.cache_clear()
+    native_small._library.cache_clear()
+
+
+@pytest.fixture
+def other_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """For patches of what exists: operators and compilers are asked for again, also after it."""
+    forget_machine()
+    yield monkeypatch
+    forget_machine()
+
+
 def candidates() -> Iterator[tuple[torch.dtype, Form, Product]]:
     for dtype in DTYPES:
         for form in (as_is(dtype), *packed_forms(dtype)):
@@ -123,84 +138,62 @@ def test_a_weight_that_does_not_fit_the_form_of_its_shape_stays() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_without_the_private_operators(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+def test_without_the_private_operators(
+    other_machine: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
     class Nothing:
         def __getattr__(self, name: str) -> object:
             raise AttributeError(name)
 
-    monkeypatch.setattr(torch.ops, "mkldnn", Nothing())
-    monkeypatch.setattr(torch.ops, "quantized", Nothing())
-    monkeypatch.setenv("MINISGL_JIT", "0")
-    forget_compiled()
-    try:
-        kernel, weight = AutoLinear(), torch.randn(300, 256).to(dtype)
-        assert kernel.prepare(weight) is weight
-        (plan,) = kernel.best.values()
-        assert {p.__name__ for p in plan.products} <= {"linear", "swapped", "blocks", "widened"}
-        x = torch.randn(3, 256).to(dtype)
-        expected = F.linear(x.float(), weight.float())
-        torch.testing.assert_close(kernel.apply(x, weight).float(), expected, atol=0.5, rtol=2e-2)
-    finally:
-        forget_compiled()
-
-
-def forget_compiled() -> None:
-    """Ask again what this machine has: private operators and a compiler."""
-    works.cache_clear()
-    load_jit.cache_clear()
-    native_linear._functions.cache_clear()
-    native_small._library.cache_clear()
+    other_machine.setattr(torch.ops, "mkldnn", Nothing())
+    other_machine.setattr(torch.ops, "quantized", Nothing())
+    other_machine.setenv("MINISGL_JIT", "0")
+    kernel, weight = AutoLinear(), torch.randn(300, 256).to(dtype)
+    assert kernel.prepare(weight) is weight
+    (plan,) = kernel.best.values()
+    assert {p.__name__ for p in plan.products} <= {"linear", "swapped", "blocks", "widened"}
+    x = torch.randn(3, 256).to(dtype)
+    expected = F.linear(x.float(), weight.float())
+    torch.testing.assert_close(kernel.apply(x, weight).float(), expected, atol=0.5, rtol=2e-2)
 
 
 SIX = "int six(void) { return 6; }"
 
 
-def test_jit_keeps_what_it_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    forget_compiled()
-    try:
-        library = load_jit(SIX)
-        if library is None:
-            pytest.skip("no C compiler")
-        assert library.six() == 6
-        (kept,) = (tmp_path / "minisgl").iterdir()
-        before = kept.stat().st_mtime_ns
-        load_jit.cache_clear()
-        again = load_jit(SIX)
-        assert again is not None and again.six() == 6 and kept.stat().st_mtime_ns == before
-        other = load_jit(SIX.replace("6", "7"))
-        assert other is not None and other.six() == 7, "another source is another library"
-    finally:
-        forget_compiled()
+def test_jit_keeps_what_it_compiled(other_machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    other_machine.setenv("XDG_CACHE_HOME", str(tmp_path))
+    library = load_jit(SIX)
+    if library is None:
+        pytest.skip("no C compiler")
+    assert library.six() == 6
+    (kept,) = (tmp_path / "minisgl").iterdir()
+    before = kept.stat().st_mtime_ns
+    load_jit.cache_clear()
+    again = load_jit(SIX)
+    assert again is not None and again.six() == 6 and kept.stat().st_mtime_ns == before
+    other = load_jit(SIX.replace("6", "7"))
+    assert other is not None and other.six() == 7, "another source is another library"
 
 
 @pytest.mark.parametrize("why", ["switched off", "no compiler", "an error in the source"])
-def test_jit_says_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, why: str) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_jit_says_none(other_machine: pytest.MonkeyPatch, tmp_path: Path, why: str) -> None:
+    other_machine.setenv("XDG_CACHE_HOME", str(tmp_path))
     if why == "switched off":
-        monkeypatch.setenv("MINISGL_JIT", "0")
+        other_machine.setenv("MINISGL_JIT", "0")
     if why == "no compiler":
-        monkeypatch.setenv("CC", "there-is-no-such-compiler")
-    forget_compiled()
-    try:
-        assert load_jit("int six(void) { return" if why.startswith("an") else SIX) is None
-        assert not list(tmp_path.rglob("*.so")) and not list(tmp_path.rglob("tmp*"))
-    finally:
-        forget_compiled()
+        other_machine.setenv("CC", "there-is-no-such-compiler")
+    assert load_jit("int six(void) { return" if why.startswith("an") else SIX) is None
+    assert not list(tmp_path.rglob("*.so")) and not list(tmp_path.rglob("tmp*"))
 
 
 def test_jit_survives_a_cache_that_cannot_be_written(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    other_machine: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "minisgl").write_text("a file where the folder should be", encoding="utf-8")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    forget_compiled()
-    try:
-        assert load_jit(SIX) is None
-        with pytest.raises(RuntimeError, match="no C compiler"):
-            native_linear.native(torch.ones(1, 8), torch.ones(4, 8), None)
-    finally:
-        forget_compiled()
+    other_machine.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert load_jit(SIX) is None
+    with pytest.raises(RuntimeError, match="no C compiler"):
+        native_linear.native(torch.ones(1, 8), torch.ones(4, 8), None)
 
 
 def test_measured_once_per_shape(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,18 +369,14 @@ def test_left_to_the_references() -> None:
         apply_rope_with_cos_sin_cache(positions + 1, x, x, 8, table)
 
 
-def test_small_operations_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINISGL_JIT", "0")
+def test_small_operations_without_a_compiler(other_machine: pytest.MonkeyPatch) -> None:
+    other_machine.setenv("MINISGL_JIT", "0")
     x, weight = torch.randn(4, 16), torch.randn(16)
     expected = fused_add_rmsnorm(x, x, weight, 1e-5)
-    forget_compiled()
-    try:
-        use_native_kernels(True)
-        assert native_small.native_silu_and_mul(x) is NotImplemented
-        got = fused_add_rmsnorm(x, x, weight, eps=1e-5)
-        assert all(map(torch.equal, got, expected))
-    finally:
-        forget_compiled()
+    use_native_kernels(True)
+    assert native_small.native_silu_and_mul(x) is NotImplemented
+    got = fused_add_rmsnorm(x, x, weight, eps=1e-5)
+    assert all(map(torch.equal, got, expected))
 
 
 @pytest.mark.parametrize("kernel", ["auto", "torch"])
