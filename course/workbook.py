@@ -117,25 +117,35 @@ _HINTS = {
             'compiler, flags, "-x", "c", "-", "-o", FILE, "-lm"; the source on its standard '
             "input; then `replace`"
         ),
-        "load_jit": "first with THREADS, then without; a RuntimeError or an OSError is a None",
+        "load_jit": (
+            "first with THREADS, then without; a RuntimeError or an OSError is a None; PARAMETERS "
+            "has each letter's type, and the `argtypes` of a function are a list of such"
+        ),
+        "as_floats": "`x` itself costs nothing: it is what most calls of a decode step bring",
     },
     "kernel/native_linear.py": {
-        "_functions": "`argtypes`: addresses are c_void_p, int64_t is c_int64, int is c_int",
-        "native": "(x, w, bias, y, n, in, out, threads), float32 x and contiguous tensors",
+        "_functions": "the letters of `linear_TYPE` in the order of its parameters; see `load_jit`",
+        "native": (
+            "(x, turned, w, bias, y, n, in, out, threads), float32 x and contiguous tensors; "
+            "`turned` is None for up to FEW rows, and has room for whole blocks for more"
+        ),
     },
     "kernel/native_small.py": {
-        "_library": "`argtypes`: addresses are c_void_p, int64_t is c_int64, int is c_int",
+        "_library": "each C function's letters, in the order of its parameters; see `load_jit`",
         "native_add_rmsnorm": "a tensor's shape, or a weight's, that doesn't fit: NotImplemented",
-        "native_rope": (
-            "`flatten(1)` makes rows of heads; rows may lie apart, numbers within a row may not; "
-            "C's 0, for a position that the table lacks, is NotImplemented"
+        "_rows": "None as well for another dtype or device, or if there are not `n` rows",
+        "native_rope": "C's 0, for a position that the table lacks, is NotImplemented",
+        "native_store_cache": (
+            "sizes and distances in bytes; the same shape for both caches, and for K and V; C's 0, "
+            "for a slot that the pool lacks, is NotImplemented, and so is all that doesn't fit"
         ),
     },
     "attention/auto_backend.py": {
-        "_functions": "`argtypes`: addresses are c_void_p, int64_t is c_int64, int is c_int",
+        "_functions": "the letters of `attend_TYPE` in the order of its parameters; see `load_jit`",
         "PagedDecodePlan.__init__": (
-            "`parts` and `firsts` as `attend_TYPE` wants them, int32; a part's scratch is, per "
-            "head, 2 + head_dim and its scores, whole vectors of eight"
+            "one size for all parts: what gives each thread one, between SMALLEST_PART and "
+            "LARGEST_PART; `parts` and `firsts` as `attend_TYPE` wants them, int32; a part's "
+            "scratch is, per head, 2 + head_dim and its scores, whole vectors of eight"
         ),
     },
     "models/utils.py": {

@@ -226,17 +226,22 @@ COMPILED = bool(auto_backend._functions())
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_the_compiled_plan(dtype: torch.dtype, threads: int) -> None:
     """Lengths on both sides of a part's, several parts, grouped heads, in any number of threads."""
-    part = auto_backend.PART_TOKENS
-    lengths = [(n - 1, 1) for n in (1, 2, 9, part - 1, part, part + 1, 2 * part + 7)]
+    part = auto_backend.LARGEST_PART
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        out, world = run(Case(lengths, 8, 2, 24, page_size=4, dtype=dtype, backend="auto"))
-        assert isinstance(world.metadata.plan, auto_backend.PagedDecodePlan)
-        assert out.dtype == dtype
-        tolerance = 1e-5 if dtype == torch.float32 else 3e-2
-        torch.testing.assert_close(out.double(), world.expected(), rtol=0, atol=tolerance)
-        assert torch.equal(out, world.run()), "the same bits, whoever computes which part"
+        for sizes in ((1, 2, 9, part - 1, part, part + 1, 2 * part + 7), (100,), (65, 3), (1,)):
+            reset_global_ctx()
+            lengths = [(n - 1, 1) for n in sizes]
+            out, world = run(Case(lengths, 8, 2, 24, page_size=4, dtype=dtype, backend="auto"))
+            plan = world.metadata.plan
+            assert isinstance(plan, auto_backend.PagedDecodePlan)
+            if sizes == (100,):
+                assert len(plan.parts) == threads, "one request, shared by all threads"
+            assert out.dtype == dtype
+            tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+            torch.testing.assert_close(out.double(), world.expected(), rtol=0, atol=tolerance)
+            assert torch.equal(out, world.run()), "the same bits, whoever computes which part"
     finally:
         torch.set_num_threads(before)
 

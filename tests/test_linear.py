@@ -41,6 +41,7 @@ from minisgl.kernel.linear_auto import (
     packed_forms,
     works,
 )
+from minisgl.kernel.store import store_cache
 from minisgl.kernel.utils import load_jit
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -104,7 +105,7 @@ def test_candidates(
 
 
 def forced(form: Form, product: Product) -> Plan:
-    return Plan(form, (product,) * len(ROWS), (1.0,) * len(ROWS))
+    return Plan(form, (product,) * (len(ROWS) + 1), (1.0,) * len(ROWS))
 
 
 def packable(dtype: torch.dtype) -> list[Form]:
@@ -228,10 +229,36 @@ def test_left_alone() -> None:
 
 
 def test_rows_between_those_tried() -> None:
-    names = [lambda x, w, b, n=n: n for n in ROWS]
+    names = [lambda x, w, b, n=n: n for n in (*ROWS, 0)]
     plan = Plan(as_is(torch.float32), tuple(names), (1.0,) * len(ROWS))
-    chosen = {rows: plan.product(rows)(None, None, None) for rows in (1, 2, 4, 5, 16, 17, 128, 999)}
-    assert chosen == {1: 1, 2: 4, 4: 4, 5: 16, 16: 16, 17: 128, 128: 128, 999: 128}
+    chosen = {
+        rows: plan.product(rows)(None, None, None) for rows in (1, 2, 4, 5, 16, 17, 128, 129, 999)
+    }
+    assert chosen == {1: 1, 2: 4, 4: 4, 5: 16, 16: 16, 17: 128, 128: 128, 129: 0, 999: 0}
+
+
+def test_what_is_plain_stays_unless_it_is_clearly_slower() -> None:
+    plain, other, third = (lambda x, w, b, i=i: i for i in range(3))
+    assert linear_auto.fastest([(1.0, plain), (0.95, other)], 0.93) == (1.0, plain)
+    assert linear_auto.fastest([(1.0, plain), (0.9, other)], 0.93) == (0.9, other)
+    assert linear_auto.fastest([(1.0, plain), (0.9, other)], 0.8) == (1.0, plain)
+    timed = [(1.0, plain), (0.9, other), (0.8, third)]
+    assert linear_auto.fastest(timed, 0.93) == (0.8, third)
+
+
+def test_the_product_for_few_rows_is_not_for_long_prefills(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Even where nothing that was tried is as fast: it is measured with 128 rows at most."""
+
+    def timed(product: Product, *args: object) -> float:
+        return {"native": 1.0, "linear": 5.0, "blocks": 2.0}.get(product.__name__, 9.0)
+
+    monkeypatch.setattr(linear_auto, "works", lambda *args: True)
+    monkeypatch.setattr(linear_auto, "time_product", timed)
+    plan = linear_auto.measure(as_is(torch.float32), [torch.ones(2, 2)])
+    assert plan is not None
+    assert [p.__name__ for p in plan.products] == ["native"] * len(ROWS) + ["blocks"]
 
 
 def test_selectable() -> None:
@@ -343,9 +370,27 @@ def test_rope_in_c(n: int, size: int, heads: tuple[int, int], dtype: torch.dtype
     torch.testing.assert_close(got, expected, **CLOSE)
 
 
+@compiled
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8])
+@pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("n", [0, 1, 5])
+def test_store_in_c(n: int, index: torch.dtype, dtype: torch.dtype) -> None:
+    rows, slots = (50 * torch.randn(n, 100)).to(dtype), torch.randperm(12)[:n].to(index)
+    k, v = rows[:, 10:34], rows[:, 40:64].unflatten(1, (3, 8))
+    before = (50 * torch.randn(2, 12, 3, 8)).to(dtype)
+    expected, got = before.clone(), before.clone()
+    store_cache(*expected, slots, k, v)
+    assert native_small.native_store_cache(*got, slots, k, v) is None
+    assert torch.equal(got, expected)
+    repeated = torch.tensor([3, 3, 3], dtype=index)
+    k, v = torch.arange(2 * 3 * 24).view(2, 3, 24).to(dtype)
+    assert native_small.native_store_cache(*got, repeated, k, v) is None
+    assert torch.equal(got[:, 3].flatten(1), torch.stack((k[2], v[2])))
+
+
 def test_left_to_the_references() -> None:
     x, weight, declined = torch.randn(4, 16), torch.randn(16), NotImplemented
-    norm, silu, rope = native_small.REPLACEMENTS.values()
+    norm, silu, rope, store = native_small.REPLACEMENTS.values()
     for dtype in (torch.bfloat16, torch.float64):
         assert norm(x.to(dtype), x.to(dtype), weight.to(dtype), 1e-5) is declined
         assert silu(x.to(dtype)) is declined
@@ -361,6 +406,20 @@ def test_left_to_the_references() -> None:
     assert rope(positions[:3], x, x, 8, table) is declined
     assert rope(positions.float(), x, x, 8, table) is declined
     assert rope(positions, x, x, 16, table) is declined
+    assert rope(positions[:, None], x, x, 8, table) is declined
+    assert rope(positions, x[0], x, 8, table) is declined
+    caches, new = torch.zeros(2, 6, 2, 8), torch.ones(2, 4, 16)
+    for slots in (positions + 3, positions - 1, positions.short(), positions[None], positions[:3]):
+        assert store(*caches, slots, *new) is declined
+    assert store(*caches, positions, new[0], new[1].double()) is declined
+    assert store(*caches, positions, new[0], new[1, :, :8]) is declined
+    assert store(*caches, positions, new[0, :, :8], new[1, :, :8]) is declined
+    assert store(*caches.transpose(1, 2), positions, *new) is declined
+    assert store(caches[0], caches[1, :5], positions, *new) is declined
+    assert store(caches[0], caches[1].double(), positions, *new) is declined
+    assert store(*caches, positions, *new.transpose(1, 2).contiguous().transpose(1, 2)) is declined
+    assert store(*caches, positions, *new.to("meta")) is declined
+    assert not caches.any()
     use_native_kernels(True)
     out = torch.empty(4, 8)
     assert silu_and_mul(x, out=out) is out

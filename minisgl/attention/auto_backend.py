@@ -6,7 +6,6 @@ is split as in Flash-Decoding (https://pytorch.org/blog/flash-decoding/).
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ import torch
 
 from minisgl.attention.torch_backend import TorchBackend
 from minisgl.attention.torch_plans import AttentionPlan, make_plan
-from minisgl.kernel.utils import EXPONENTIAL, LANES, TYPES, load_jit
+from minisgl.kernel.utils import EXPONENTIAL, LANES, TYPES, as_floats, load_jit
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
@@ -108,20 +107,17 @@ void attend_TYPE(const float *q, const TYPE *k, const TYPE *v, float *out, const
 """
 SOURCE = LANES + EXPONENTIAL + TOOLS + "".join((PART + ATTEND).replace("TYPE", t) for t in TYPES)
 
-PART_TOKENS = 256  # tokens of one request that one thread takes at a time
+SMALLEST_PART, LARGEST_PART = 32, 256  # tokens of one request that a thread takes at a time
 
 
 @cache
 def _functions() -> dict[torch.dtype, Any]:
     """`attend_TYPE` for each dtype of the pool; empty where C can't be compiled."""
-    library = load_jit(SOURCE)
+    parameters = "aaaaaaaassssssn"
+    library = load_jit(SOURCE, attend_float=parameters, attend_bfloat16=parameters)
     if library is None:
         return {}
-    found = {torch.float32: library.attend_float, torch.bfloat16: library.attend_bfloat16}
-    for function in found.values():
-        function.argtypes = [ctypes.c_void_p] * 8 + [ctypes.c_int64] * 6 + [ctypes.c_int]
-        function.restype = None
-    return found
+    return {torch.float32: library.attend_float, torch.bfloat16: library.attend_bfloat16}
 
 
 class PagedDecodePlan:
@@ -133,10 +129,12 @@ class PagedDecodePlan:
     def __init__(
         self, kv_lens: Sequence[int], page_table: torch.Tensor, num_qo_heads: int, head_dim: int
     ) -> None:
+        share = -(-sum(kv_lens) // torch.get_num_threads())
+        size = max(SMALLEST_PART, min(share, LARGEST_PART))
         parts, firsts = [], [0]
         for request, length in enumerate(kv_lens):
-            for start in range(0, length, PART_TOKENS):
-                parts.append((request, start, min(start + PART_TOKENS, length)))
+            for start in range(0, length, size):
+                parts.append((request, start, min(start + size, length)))
             firsts.append(len(parts))
         self.table = page_table.int().contiguous()
         self.parts, self.firsts = (torch.tensor(x, dtype=torch.int32) for x in (parts, firsts))
@@ -145,15 +143,25 @@ class PagedDecodePlan:
         self.scratch = torch.empty(len(parts), num_qo_heads * (2 + head_dim + room))
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        kv_heads, head_dim = k.shape[1:]
-        queries = q.float().contiguous()
-        out = torch.empty_like(queries)
-        tensors = (queries, k, v, out, self.table, self.parts, self.firsts, self.scratch)
-        bs, width = self.table.shape
-        sizes = (bs, width, kv_heads, q.shape[1] // kv_heads, head_dim, self.scratch.shape[1])
-        function = _functions()[k.dtype]
-        function(*(t.data_ptr() for t in tensors), *sizes, torch.get_num_threads())
-        return out.to(q.dtype)
+        _, kv_heads, head_dim = k.shape
+        queries, out = as_floats(q), torch.empty(q.shape)
+        _functions()[k.dtype](
+            queries.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            out.data_ptr(),
+            self.table.data_ptr(),
+            self.parts.data_ptr(),
+            self.firsts.data_ptr(),
+            self.scratch.data_ptr(),
+            *self.table.shape,
+            kv_heads,
+            q.shape[1] // kv_heads,
+            head_dim,
+            self.scratch.shape[1],
+            torch.get_num_threads(),
+        )
+        return out if q.dtype == torch.float32 else out.to(q.dtype)
 
 
 class AutoBackend(TorchBackend):

@@ -90,6 +90,11 @@ class TorchBackend(EagerBackend):
         self.num_slots = pages * page_size
         self.num_qo_heads = div_even(config.num_qo_heads, get_tp_info().size, what="query heads")
         div_even(self.num_qo_heads, self.num_kv_heads, what="query heads")
+        pool = self.kv_cache
+        self.slots = [  # K and V of each layer, views that are made here and not in each pass
+            (pool.k_cache(layer).flatten(0, 1), pool.v_cache(layer).flatten(0, 1))
+            for layer in range(pool.num_layers)
+        ]
 
     def prepare_metadata(self, batch: Batch) -> None:
         table, dtype = get_global_ctx().page_table, self.kv_cache.dtype
@@ -104,6 +109,4 @@ class TorchBackend(EagerBackend):
         metadata = batch.attn_metadata
         assert isinstance(metadata, TorchMetadata), "prepare_metadata(batch) comes first"
         self.kv_cache.store_kv(k, v, batch.out_loc, layer_id)
-        k_slots = self.kv_cache.k_cache(layer_id).flatten(0, 1)
-        v_slots = self.kv_cache.v_cache(layer_id).flatten(0, 1)
-        return metadata.plan.attend(q, k_slots, v_slots)
+        return metadata.plan.attend(q, *self.slots[layer_id])

@@ -202,16 +202,25 @@ class Plan(NamedTuple):
     """What was decided for one shape of weight: how to keep it, and which product to use when."""
 
     form: Form
-    products: tuple[Product, ...]  # for each entry of ROWS
-    seconds: tuple[float, ...]  # what they took
+    products: tuple[Product, ...]  # for each entry of ROWS, and for more rows
+    seconds: tuple[float, ...]  # what they took with as many rows as ROWS says
 
     def product(self, rows: int) -> Product:
         """The product for this many rows of input: that of the next larger number tried."""
-        return self.products[min(bisect_left(ROWS, rows), len(ROWS) - 1)]
+        return self.products[bisect_left(ROWS, rows)]
 
 
 MUST_GAIN = 0.93  # what is less plain has to take at most so much of the time, or is not chosen
-PREFILL_GAIN = 0.8  # the same for most rows: they stand for longer prefills, where the plain gains
+PREFILL_GAIN = 0.8  # the same for more rows than were tried, since the plain gains with each row
+
+
+def fastest(timed: Sequence[tuple[float, Product]], gain: float) -> tuple[float, Product]:
+    """The first of `timed`, or a later one that takes less than `gain` of the time before it."""
+    best = timed[0]
+    for seconds, product in timed[1:]:
+        if seconds < gain * best[0]:
+            best = (seconds, product)
+    return best
 
 
 def measure(form: Form, weights: Sequence[torch.Tensor]) -> Plan | None:
@@ -227,13 +236,13 @@ def measure(form: Form, weights: Sequence[torch.Tensor]) -> Plan | None:
     chosen: list[tuple[float, Product]] = []
     for rows in ROWS:
         x = torch.ones(rows, weights[0].shape[1], dtype=dtype)
-        best = (time_product(products[0], x, stored, float("inf")), products[0])
-        for product in products[1:]:
-            seconds = time_product(product, x, stored, best[0])
-            if seconds < (MUST_GAIN if rows < ROWS[-1] else PREFILL_GAIN) * best[0]:
-                best = (seconds, product)
-        chosen.append(best)
-    return Plan(form, tuple(p for _, p in chosen), tuple(s for s, _ in chosen))
+        timed: list[tuple[float, Product]] = []
+        for product in products:
+            best = min((seconds for seconds, _ in timed), default=float("inf"))
+            timed.append((time_product(product, x, stored, best), product))
+        chosen.append(fastest(timed, MUST_GAIN))
+    for_more = fastest([t for t in timed if t[1] is not native], PREFILL_GAIN)[1]
+    return Plan(form, (*(p for _, p in chosen), for_more), tuple(s for s, _ in chosen))
 
 
 def decide(plans: Sequence[Plan]) -> Plan:
@@ -277,11 +286,11 @@ class AutoLinear(LinearKernel):
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         if isinstance(weight, PackedWeight):
-            return weight.plan.product(len(x))(x, weight.packed, bias)
+            return weight.plan.product(x.shape[0])(x, weight.packed, bias)
         plan = self.as_loaded.get((weight.shape, weight.dtype))
         if plan is None or not weight.is_cpu:
             return F.linear(x, weight, bias)
-        return plan.product(len(x))(x, weight, bias)
+        return plan.product(x.shape[0])(x, weight, bias)
 
 
 @cache

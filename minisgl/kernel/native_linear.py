@@ -5,80 +5,120 @@ No official counterpart: on a GPU, `F.linear` is fast for every shape.
 
 from __future__ import annotations
 
-import ctypes
 from functools import cache
 from typing import Any
 
 import torch
 
-from minisgl.kernel.utils import LANES, TYPES, load_jit
+from minisgl.kernel.utils import LANES, TYPES, as_floats, load_jit
 
-SIZES = r"""
-#define ROWS 4 /* of x at a time */
-#define OUTS 4 /* rows of the weight at a time; ROWS * OUTS sums stay in registers */
+FEW = 4  # rows of x that are multiplied as they lie; more are turned
+BLOCK = 16  # rows of x in a block that lies turned
+SIZES = f"""
+#define FEW {FEW}
+#define BLOCK {BLOCK}
+#define STRIP 6 /* rows of the weight that a block is multiplied by at a time */
 """
-TILE = r"""
-static inline __attribute__((always_inline)) void tile_TYPE(
-    const float *x, const TYPE *w, const float *bias, float *y, int64_t in, int64_t out,
-    int rows, int outs) {
-  lanes acc[OUTS][ROWS];
+FEW_ROWS = r"""
+static inline void ask_TYPE(const TYPE *row, int64_t k) { /* once per cache line */
+  if (k % (64 / sizeof(TYPE)) == 0) __builtin_prefetch(row + k, 0, 0);
+}
+
+static inline __attribute__((always_inline)) void few_TYPE(
+    const float *x, const TYPE *w, float bias, float *y, int64_t in, int64_t out, int rows) {
+  lanes acc[FEW];
   memset(acc, 0, sizeof acc);
   int64_t k = 0;
   for (; k + LANES <= in; k += LANES) {
-    lanes from[ROWS];
-    for (int r = 0; r < rows; r++) from[r] = read_float(x + r * in + k);
-    for (int j = 0; j < outs; j++) {
-      lanes weight = read_TYPE(w + j * in + k);
-      for (int r = 0; r < rows; r++) acc[j][r] += weight * from[r];
-    }
+    ask_TYPE(w + 2 * in, k);
+    lanes weight = read_TYPE(w + k);
+    for (int r = 0; r < rows; r++) acc[r] += weight * read_float(x + r * in + k);
   }
-  for (int j = 0; j < outs; j++)
-    for (int r = 0; r < rows; r++) {
-      float total = sum(acc[j][r]);
-      for (int64_t t = k; t < in; t++) total += one_TYPE(w[j * in + t]) * x[r * in + t];
-      y[r * out + j] = bias ? total + bias[j] : total;
+  for (int r = 0; r < rows; r++) {
+    float total = sum(acc[r]);
+    for (int64_t t = k; t < in; t++) total += one_TYPE(w[t]) * x[r * in + t];
+    y[r * out] = total + bias;
+  }
+}
+"""
+
+MANY_ROWS = r"""
+static inline __attribute__((always_inline)) void many_TYPE(
+    const float *x, const TYPE *w, const float *bias, float *y, int64_t n, int64_t in,
+    int64_t out, int vectors, int outs) {
+  lanes acc[STRIP][BLOCK / LANES];
+  memset(acc, 0, sizeof acc);
+  for (int64_t k = 0; k < in; k++)
+    for (int j = 0; j < outs; j++) {
+      ask_TYPE(w + (j + outs) * in, k);
+      lanes weight = spread_TYPE(w + j * in + k);
+      for (int v = 0; v < vectors; v++)
+        acc[j][v] += weight * read_float(x + k * BLOCK + v * LANES);
     }
+  for (int64_t r = 0; r < n; r++)
+    for (int j = 0; j < outs; j++)
+      y[r * out + j] = acc[j][r / LANES][r % LANES] + (bias ? bias[j] : 0.0f);
 }
 """
 
 PRODUCT = r"""
-void linear_TYPE(const float *x, const TYPE *w, const float *bias, float *y, int64_t n,
-                 int64_t in, int64_t out, int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads)
-  for (int64_t o = 0; o < out; o += OUTS) {
-    const TYPE *weight = w + o * in;
-    const float *b = bias ? bias + o : bias;
-    int64_t r = 0;
-    if (o + OUTS > out) { /* fewer are left: one number at a time */
-      for (; r < n; r++)
-        for (int64_t j = 0; j < out - o; j++)
-          tile_TYPE(x + r * in, weight + j * in, b ? b + j : b, y + r * out + o + j, in, out, 1, 1);
-      continue;
+static inline __attribute__((always_inline)) void strip_TYPE(
+    const float *x, const float *turned, const TYPE *w, const float *bias, float *y, int64_t n,
+    int64_t in, int64_t out, int outs) {
+  if (turned) {
+    for (int64_t r = 0; r < n; r += BLOCK) {
+      const float *block = turned + r * in;
+      float *to = y + r * out;
+      if (n - r <= LANES) many_TYPE(block, w, bias, to, n - r, in, out, 1, outs);
+      else many_TYPE(block, w, bias, to, n - r < BLOCK ? n - r : BLOCK, in, out, 2, outs);
     }
-    for (; r + 4 <= n; r += 4)
-      tile_TYPE(x + r * in, weight, b, y + r * out + o, in, out, 4, OUTS);
-    const float *rest = x + r * in;
-    float *to = y + r * out + o;
-    if (n - r == 3) tile_TYPE(rest, weight, b, to, in, out, 3, OUTS);
-    if (n - r == 2) tile_TYPE(rest, weight, b, to, in, out, 2, OUTS);
-    if (n - r == 1) tile_TYPE(rest, weight, b, to, in, out, 1, OUTS);
+    return;
+  }
+  for (int j = 0; j < outs; j++, w += in, y++) {
+    float b = bias ? bias[j] : 0.0f;
+    switch (n) {
+      case 1: few_TYPE(x, w, b, y, in, out, 1); break;
+      case 2: few_TYPE(x, w, b, y, in, out, 2); break;
+      case 3: few_TYPE(x, w, b, y, in, out, 3); break;
+      case 4: few_TYPE(x, w, b, y, in, out, 4);
+    }
+  }
+}
+
+/* `turned` has room for whole blocks, or is NULL; then x has at most FEW rows. */
+void linear_TYPE(const float *x, float *turned, const TYPE *w, const float *bias, float *y,
+                 int64_t n, int64_t in, int64_t out, int threads) {
+  int64_t room = (n + BLOCK - 1) / BLOCK * BLOCK;
+#pragma omp parallel num_threads(threads)
+  {
+    if (turned) {
+#pragma omp for schedule(static)
+      for (int64_t k = 0; k < in; k++)
+        for (int64_t r = 0; r < room; r++)
+          turned[(r / BLOCK * in + k) * BLOCK + r % BLOCK] = r < n ? x[r * in + k] : 0.0f;
+    }
+#pragma omp for schedule(static)
+    for (int64_t o = 0; o < out; o += STRIP) {
+      if (o + STRIP <= out)
+        strip_TYPE(x, turned, w + o * in, bias ? bias + o : bias, y + o, n, in, out, STRIP);
+      else
+        for (int64_t j = o; j < out; j++)
+          strip_TYPE(x, turned, w + j * in, bias ? bias + j : bias, y + j, n, in, out, 1);
+    }
   }
 }
 """
-SOURCE = LANES + SIZES + "".join((TILE + PRODUCT).replace("TYPE", name) for name in TYPES)
+KERNEL = FEW_ROWS + MANY_ROWS + PRODUCT
+SOURCE = LANES + SIZES + "".join(KERNEL.replace("TYPE", name) for name in TYPES)
 
 
 @cache
 def _functions() -> dict[torch.dtype, Any]:
     """`linear_TYPE` for each dtype of a weight; RuntimeError where C can't be compiled."""
-    library = load_jit(SOURCE)
+    library = load_jit(SOURCE, linear_float="aaaaasssn", linear_bfloat16="aaaaasssn")
     if library is None:
         raise RuntimeError("no C compiler that could compile kernel/native_linear.py")
-    found = {torch.float32: library.linear_float, torch.bfloat16: library.linear_bfloat16}
-    for function in found.values():
-        function.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 3 + [ctypes.c_int]
-        function.restype = None
-    return found
+    return {torch.float32: library.linear_float, torch.bfloat16: library.linear_bfloat16}
 
 
 def native(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -87,17 +127,20 @@ def native(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     `x` is `[n, in]` and `weight` `[out, in]`, both float32 or both bfloat16, on the CPU. The result
     is in the dtype of `x`. Raises RuntimeError where C can't be compiled.
     """
-    function = _functions()[weight.dtype]
-    rows, weight = x.float().contiguous(), weight.contiguous()
-    added = None if bias is None else bias.float().contiguous()
-    y = torch.empty(len(x), len(weight))
+    function, n, (out, size) = _functions()[weight.dtype], x.shape[0], weight.shape
+    rows, weight = as_floats(x), weight.contiguous()
+    added = None if bias is None else as_floats(bias)
+    turned = torch.empty(-(-n // BLOCK) * BLOCK, size) if n > FEW else None
+    y = torch.empty(n, out)
     function(
         rows.data_ptr(),
+        None if turned is None else turned.data_ptr(),
         weight.data_ptr(),
         None if added is None else added.data_ptr(),
         y.data_ptr(),
-        len(rows),
-        *reversed(weight.shape),
+        n,
+        size,
+        out,
         torch.get_num_threads(),
     )
-    return y.to(x.dtype)
+    return y if x.dtype == torch.float32 else y.to(x.dtype)

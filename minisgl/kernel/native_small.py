@@ -1,6 +1,7 @@
-"""The operations between the products, in C: each in one call, for float32 on a CPU.
+"""The operations between the products, in C: each in one call, on a CPU.
 
-Official counterpart: FlashInfer's fused kernels, which `python/minisgl/layers/` calls.
+Official counterparts: FlashInfer's fused kernels, which `python/minisgl/layers/` calls, and
+`python/minisgl/kernel/store.py`.
 """
 
 from __future__ import annotations
@@ -59,19 +60,19 @@ void silu_and_mul(const float *x, float *y, int64_t rows, int64_t size, int thre
 """
 
 ROPE = r"""
-static inline int64_t position(const void *positions, int wide, int64_t i) {
-  return wide ? ((const int64_t *)positions)[i] : ((const int32_t *)positions)[i];
+static inline int64_t entry(const void *list, int bytes, int64_t i) { /* of int32 or int64 */
+  return bytes == 8 ? ((const int64_t *)list)[i] : ((const int32_t *)list)[i];
 }
 
 int rope(const void *positions, const float *table, const float *q, const float *k, float *to_q,
          float *to_k, int64_t n, int64_t q_heads, int64_t k_heads, int64_t size, int64_t q_row,
-         int64_t k_row, int64_t known, int wide, int threads) {
+         int64_t k_row, int64_t known, int bytes, int threads) {
   int64_t heads = q_heads + k_heads, half = size / 2;
   for (int64_t i = 0; i < n; i++)
-    if (position(positions, wide, i) < 0 || position(positions, wide, i) >= known) return 0;
+    if (entry(positions, bytes, i) < 0 || entry(positions, bytes, i) >= known) return 0;
 #pragma omp parallel for schedule(static) num_threads(threads) if (n * heads * size > WORTH)
   for (int64_t i = 0; i < n; i++) {
-    const float *cosine = table + position(positions, wide, i) * size, *sine = cosine + half;
+    const float *cosine = table + entry(positions, bytes, i) * size, *sine = cosine + half;
     for (int64_t h = 0; h < heads; h++) {
       int64_t g = h - q_heads; /* which head of k, after those of q */
       const float *x = g < 0 ? q + i * q_row + h * size : k + i * k_row + g * size;
@@ -85,51 +86,82 @@ int rope(const void *positions, const float *table, const float *q, const float 
   return 1;
 }
 """
-SOURCE = LANES + EXPONENTIAL + ADD_RMSNORM + SILU_AND_MUL + ROPE
+
+STORE = r"""
+/* `size` of a slot, and how far apart the rows of k and v are, in bytes. */
+int store(char *k_cache, char *v_cache, const void *slots, const char *k, const char *v, int64_t n,
+          int64_t known, int64_t size, int64_t k_row, int64_t v_row, int bytes) {
+  for (int64_t i = 0; i < n; i++)
+    if (entry(slots, bytes, i) < 0 || entry(slots, bytes, i) >= known) return 0;
+  for (int64_t i = 0; i < n; i++) {
+    memcpy(k_cache + entry(slots, bytes, i) * size, k + i * k_row, size);
+    memcpy(v_cache + entry(slots, bytes, i) * size, v + i * v_row, size);
+  }
+  return 1;
+}
+"""
+SOURCE = LANES + EXPONENTIAL + ADD_RMSNORM + SILU_AND_MUL + ROPE + STORE
 
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    """The functions of `SOURCE` with the types of their parameters; None without a compiler."""
-    library = load_jit(SOURCE)
-    if library is not None:
-        address, size, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-        library.add_rmsnorm.argtypes = [address] * 5 + [size] * 2 + [ctypes.c_float, number]
-        library.silu_and_mul.argtypes = [address] * 2 + [size] * 2 + [number]
-        library.rope.argtypes = [address] * 6 + [size] * 7 + [number] * 2
-        library.add_rmsnorm.restype = library.silu_and_mul.restype = None
-    return library
+    """The functions of `SOURCE`; None without a compiler."""
+    operations = {"add_rmsnorm": "aaaaassfn", "silu_and_mul": "aassn", "rope": "aaaaaasssssssnn"}
+    return load_jit(SOURCE, **operations, store="aaaaasssssn")
 
 
-def _fits(*tensors: torch.Tensor) -> bool:
-    """Whether all are float32, on the CPU, and lie one row after the other."""
-    return all(t.dtype == torch.float32 and t.is_cpu and t.is_contiguous() for t in tensors)
+def _fits(x: torch.Tensor) -> bool:
+    """Whether `x` is float32, on the CPU, and lies one row after the other."""
+    return x.dtype == torch.float32 and x.is_cpu and x.is_contiguous()
 
 
 def native_add_rmsnorm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> Any:
     """`fused_add_rmsnorm` in one call, or NotImplemented."""
-    library, size = _library(), x.shape[-1]
-    if library is None or not _fits(x, residual, weight):
+    library, shape = _library(), x.shape
+    if library is None or not (_fits(x) and _fits(residual) and _fits(weight)):
         return NotImplemented
-    if x.shape != residual.shape or weight.shape != (size,) or not size:
+    if residual.shape != shape or weight.shape != shape[-1:] or not shape[-1]:
         return NotImplemented
-    y, total = torch.empty_like(x), torch.empty_like(x)
-    addresses = (t.data_ptr() for t in (x, residual, weight, y, total))
-    library.add_rmsnorm(*addresses, x.numel() // size, size, eps, torch.get_num_threads())
+    y, total = torch.empty(shape), torch.empty(shape)
+    library.add_rmsnorm(
+        x.data_ptr(),
+        residual.data_ptr(),
+        weight.data_ptr(),
+        y.data_ptr(),
+        total.data_ptr(),
+        x.numel() // shape[-1],
+        shape[-1],
+        eps,
+        torch.get_num_threads(),
+    )
     return y, total
 
 
 def native_silu_and_mul(x: torch.Tensor, out: torch.Tensor | None = None) -> Any:
     """`silu_and_mul` in one call, or NotImplemented; always if there is an `out`."""
-    library, size = _library(), x.shape[-1] // 2
-    if library is None or out is not None or not _fits(x) or not size or x.shape[-1] % 2:
+    library, (*outer, both) = _library(), x.shape
+    if library is None or out is not None or not _fits(x) or not both or both % 2:
         return NotImplemented
-    y = torch.empty(*x.shape[:-1], size)
-    rows = x.numel() // (2 * size)
-    library.silu_and_mul(x.data_ptr(), y.data_ptr(), rows, size, torch.get_num_threads())
+    y = torch.empty((*outer, both // 2))
+    rows, threads = x.numel() // both, torch.get_num_threads()
+    library.silu_and_mul(x.data_ptr(), y.data_ptr(), rows, both // 2, threads)
     return y
+
+
+def _rows(x: torch.Tensor, n: int, dtype: torch.dtype) -> torch.Tensor | None:
+    """`x` as `[n, numbers]`, which lie together in each row; rows may be far apart. None if not."""
+    if x.dtype != dtype or not x.is_cpu or x.dim() < 2:
+        return None
+    flat = x if x.dim() == 2 else x.flatten(1)
+    return flat if flat.shape[0] == n and flat.stride(1) == 1 else None
+
+
+def _index_bytes(indices: torch.Tensor) -> int:
+    """4 or 8 for a list of integers that C can read, else 0."""
+    size = {torch.int32: 4, torch.int64: 8}.get(indices.dtype, 0)
+    return size if indices.is_cpu and indices.is_contiguous() and indices.dim() == 1 else 0
 
 
 def native_rope(
@@ -140,27 +172,73 @@ def native_rope(
     cos_sin_cache: torch.Tensor,
 ) -> Any:
     """`apply_rope_with_cos_sin_cache` in one call, or NotImplemented."""
-    library, table, n = _library(), cos_sin_cache, len(positions)
-    wide, q, k = positions.dtype == torch.int64, query.flatten(1), key.flatten(1)
-    if library is None or not _fits(table) or table.shape[1] != head_size:
+    library, n, bytes_each = _library(), positions.shape[0], _index_bytes(positions)
+    q, k = _rows(query, n, torch.float32), _rows(key, n, torch.float32)
+    if library is None or not bytes_each or q is None or k is None or not _fits(cos_sin_cache):
         return NotImplemented
-    if not (wide or positions.dtype == torch.int32) or not positions.is_contiguous():
+    q_width, k_width, (known, width) = q.shape[1], k.shape[1], cos_sin_cache.shape
+    if width != head_size or q_width % head_size or k_width % head_size:
         return NotImplemented
-    for x in (q, k):  # rows may be far apart, but each lies in one piece
-        if x.dtype != torch.float32 or not x.is_cpu or x.stride(1) != 1:
-            return NotImplemented
-        if x.shape[0] != n or x.shape[1] % head_size or not positions.is_cpu:
-            return NotImplemented
     turned = torch.empty(query.shape), torch.empty(key.shape)
-    addresses = (t.data_ptr() for t in (positions, table, q, k, *turned))
-    heads = (q.shape[1] // head_size, k.shape[1] // head_size)
-    sizes = (n, *heads, head_size, q.stride(0), k.stride(0), len(table))
-    done = library.rope(*addresses, *sizes, wide, torch.get_num_threads())
+    done = library.rope(
+        positions.data_ptr(),
+        cos_sin_cache.data_ptr(),
+        q.data_ptr(),
+        k.data_ptr(),
+        turned[0].data_ptr(),
+        turned[1].data_ptr(),
+        n,
+        q_width // head_size,
+        k_width // head_size,
+        head_size,
+        q.stride(0),
+        k.stride(0),
+        known,
+        bytes_each,
+        torch.get_num_threads(),
+    )
     return turned if done else NotImplemented
+
+
+def native_store_cache(
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    indices: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+) -> Any:
+    """`store_cache` in one call, or NotImplemented. Any dtype, if all four have the same."""
+    library, n, bytes_each = _library(), indices.shape[0], _index_bytes(indices)
+    slots, dtype, size = k_cache.shape[0], k_cache.dtype, k_cache.itemsize
+    keys, values = _rows(k, n, dtype), _rows(v, n, dtype)
+    if library is None or not bytes_each or keys is None or values is None:
+        return NotImplemented
+    if not (k_cache.is_contiguous() and v_cache.is_contiguous() and v_cache.dtype == dtype):
+        return NotImplemented
+    width = keys.shape[1]
+    if values.shape != keys.shape or v_cache.shape != k_cache.shape:
+        return NotImplemented
+    if k_cache.numel() != slots * width or not k_cache.is_cpu or not v_cache.is_cpu:
+        return NotImplemented
+    done = library.store(
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+        indices.data_ptr(),
+        keys.data_ptr(),
+        values.data_ptr(),
+        n,
+        slots,
+        size * width,
+        size * keys.stride(0),
+        size * values.stride(0),
+        bytes_each,
+    )
+    return None if done else NotImplemented
 
 
 REPLACEMENTS = {
     "fused_add_rmsnorm": native_add_rmsnorm,
     "silu_and_mul": native_silu_and_mul,
     "apply_rope_with_cos_sin_cache": native_rope,
+    "store_cache": native_store_cache,
 }

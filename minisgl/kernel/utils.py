@@ -15,6 +15,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+import torch
+
 # -march=native: for this processor, with all the vector instructions that it has.
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 THREADS = ("-fopenmp",)  # left out where a compiler has no OpenMP: then one thread does it all
@@ -47,9 +49,15 @@ def _compile(source: str, compiler: str, flags: tuple[str, ...]) -> Path:
     return found
 
 
+PARAMETERS = {"a": ctypes.c_void_p, "s": ctypes.c_int64, "n": ctypes.c_int, "f": ctypes.c_float}
+
+
 @cache
-def load_jit(source: str) -> ctypes.CDLL | None:
+def load_jit(source: str, **functions: str) -> ctypes.CDLL | None:
     """The functions of a C source, or None where there is no C compiler or it can't compile this.
+
+    `functions` tells for each function that will be called what its parameters are, a letter for
+    each: an address, a size (`int64_t`), a number (`int`) or a float.
 
     The compiler is `CC`, else `cc`. What it makes is kept in `~/.cache/minisgl`. None as well when
     `MINISGL_JIT=0` is set. Whoever asks must have another way to do the same.
@@ -59,9 +67,12 @@ def load_jit(source: str) -> ctypes.CDLL | None:
         return None
     for flags in ((*FLAGS, *THREADS), FLAGS):
         try:
-            return ctypes.CDLL(str(_compile(source, compiler, flags)))
+            library = ctypes.CDLL(str(_compile(source, compiler, flags)))
         except (RuntimeError, OSError):
             continue
+        for name, letters in functions.items():
+            getattr(library, name).argtypes = [PARAMETERS[letter] for letter in letters]
+        return library
     return None
 
 
@@ -76,6 +87,7 @@ LANES = r"""
 typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint32_t bits __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2)));
+typedef uint16_t pairs __attribute__((vector_size(4 * LANES), aligned(2)));
 typedef uint16_t bfloat16; /* the upper half of a float */
 
 static inline lanes read_float(const float *p) { return *(const lanes *)p; }
@@ -89,12 +101,22 @@ static inline float one_bfloat16(bfloat16 x) {
   memcpy(&y, &wide, sizeof y);
   return y;
 }
+static inline lanes spread_float(const float *p) { return *p - (lanes){0}; } /* in all lanes */
+static inline lanes spread_bfloat16(const bfloat16 *p) { /* twice into each, and one shifted out */
+  return (lanes)((bits)(*p - (pairs){0}) << 16);
+}
 static inline float sum(lanes v) {
   return ((v[0] + v[4]) + (v[1] + v[5])) + ((v[2] + v[6]) + (v[3] + v[7]));
 }
 """
 
 TYPES = ("float", "bfloat16")  # what TYPE stands for in the sources, also within names
+
+
+def as_floats(x: torch.Tensor) -> torch.Tensor:
+    """`x` in float32, one number after the other: itself if it is so already."""
+    return x if x.dtype == torch.float32 and x.is_contiguous() else x.float().contiguous()
+
 
 # e**x for eight numbers at once, none of them positive.
 EXPONENTIAL = r"""

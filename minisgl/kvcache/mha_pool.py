@@ -39,6 +39,8 @@ class MHAKVCache(BaseKVCachePool):
         local_kv_heads = div_even(num_kv_heads, get_tp_info().size, allow_replicate=True)
         shape = (2, num_layers, num_pages + 1, page_size, local_kv_heads, head_dim)
         self._kv_buffer = torch.empty(shape, dtype=dtype, device=device)
+        k_slots, v_slots = self._kv_buffer.flatten(2, 3)  # views, made here and not in each pass
+        self._slots = list(zip(k_slots, v_slots, strict=True))  # per layer
         self.num_pages, self.page_size = num_pages, page_size
 
     def k_cache(self, index: int) -> torch.Tensor:
@@ -50,9 +52,7 @@ class MHAKVCache(BaseKVCachePool):
     def store_kv(
         self, k: torch.Tensor, v: torch.Tensor, out_loc: torch.Tensor, layer_id: int
     ) -> None:
-        k_slots = self.k_cache(layer_id).flatten(0, 1)
-        v_slots = self.v_cache(layer_id).flatten(0, 1)
-        store_cache(k_slots, v_slots, out_loc, k, v)
+        store_cache(*self._slots[layer_id], out_loc, k, v)
 
     @property
     def device(self) -> torch.device:
