@@ -127,14 +127,20 @@ _HINTS = {
         "_functions": "the letters of `linear_TYPE` in the order of its parameters; see `load_jit`",
         "native": (
             "(x, turned, w, bias, y, n, in, out, threads), float32 x and contiguous tensors; "
-            "`turned` is None for up to FEW rows, and has room for whole blocks for more"
+            "`turned` has room for whole blocks, and may be None for up to FEW rows"
         ),
     },
     "kernel/native_small.py": {
-        "_library": "each C function's letters, in the order of its parameters; see `load_jit`",
+        "_functions": (
+            "each C function's letters, in the order of its parameters, see `load_jit`; the keys: "
+            '("add_rmsnorm", dtype), ("silu_and_mul", dtype), ("rope", dtype) and ("store", None)'
+        ),
         "native_add_rmsnorm": "a tensor's shape, or a weight's, that doesn't fit: NotImplemented",
         "_rows": "None as well for another dtype or device, or if there are not `n` rows",
-        "native_rope": "C's 0, for a position that the table lacks, is NotImplemented",
+        "native_rope": (
+            "q and k as `_rows`, the table `[positions, head_size]`, and heads come out even; "
+            "C's 0, for a position that the table lacks, is NotImplemented"
+        ),
         "native_store_cache": (
             "sizes and distances in bytes; the same shape for both caches, and for K and V; C's 0, "
             "for a slot that the pool lacks, is NotImplemented, and so is all that doesn't fit"
@@ -143,9 +149,9 @@ _HINTS = {
     "attention/auto_backend.py": {
         "_functions": "the letters of `attend_TYPE` in the order of its parameters; see `load_jit`",
         "PagedDecodePlan.__init__": (
-            "one size for all parts: what gives each thread one, between SMALLEST_PART and "
-            "LARGEST_PART; `parts` and `firsts` as `attend_TYPE` wants them, int32; a part's "
-            "scratch is, per head, 2 + head_dim and its scores, whole vectors of eight"
+            "one size for all parts: the batch's tokens over the threads, rounded up, but within "
+            "SMALLEST_PART and LARGEST_PART; `parts` and `firsts` as `attend_TYPE` wants them, "
+            "int32; a part's scratch is, per head, 2 + head_dim and its scores, vectors of eight"
         ),
     },
     "models/utils.py": {

@@ -14,6 +14,7 @@ from hand_driven import config_for, hf_tokens, started
 from transformers import AutoModelForCausalLM
 
 import course
+from minisgl.attention.auto_backend import PagedDecodePlan
 from minisgl.engine import Engine
 from minisgl.engine import engine as engine_module
 from minisgl.kernel import (
@@ -61,7 +62,7 @@ def forget_machine() -> None:
     works.cache_clear()
     load_jit.cache_clear()
     native_linear._functions.cache_clear()
-    native_small._library.cache_clear()
+    native_small._functions.cache_clear()
 
 
 @pytest.fixture
@@ -156,6 +157,46 @@ def test_without_the_private_operators(
     x = torch.randn(3, 256).to(dtype)
     expected = F.linear(x.float(), weight.float())
     torch.testing.assert_close(kernel.apply(x, weight).float(), expected, atol=0.5, rtol=2e-2)
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16, "meta"], ids=str)
+def test_defaults_of_torch_do_not_reach_c(default: torch.dtype | str) -> None:
+    """Memory that C writes to is float32 on the CPU, whatever a new tensor is by default."""
+    if not native_small._functions():
+        pytest.skip("no C compiler")
+    x, w, weight = torch.randn(40, 64), torch.randn(96, 64), torch.randn(64)
+    q, k, v = torch.randn(2, 9, 64), torch.randn(20, 3, 64), torch.randn(20, 3, 64)
+    table, page_table = torch.randn(50, 64), torch.arange(20, dtype=torch.int32).view(2, 10)
+    positions = torch.tensor([3, 7])
+
+    def results() -> list[torch.Tensor]:
+        plan = PagedDecodePlan([10, 4], page_table, 9, 64)
+        return [
+            native_linear.native(x[:2], w, None),
+            native_linear.native(x, w, None),
+            *native_small.native_add_rmsnorm(x, x, weight, 1e-5),
+            native_small.native_silu_and_mul(x),
+            *native_small.native_rope(positions, q, q, 64, table),
+            plan.attend(q, k, v),
+        ]
+
+    expected, before = results(), torch.get_default_dtype()
+    try:
+        if isinstance(default, str):
+            torch.set_default_device(default)
+        else:
+            torch.set_default_dtype(default)
+        got = results()
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(before)
+    assert all(map(torch.equal, got, expected))
+
+
+def test_native_refuses_shapes_that_do_not_fit() -> None:
+    for bias, width in ((None, 7), (torch.ones(3), 8), (torch.ones(1), 8), (torch.ones(1, 4), 8)):
+        with pytest.raises((ValueError, RuntimeError), match=r"expected x|no C compiler"):
+            native_linear.native(torch.ones(2, width), torch.ones(4, 8), bias)
 
 
 SIX = "int six(void) { return 6; }"
@@ -322,28 +363,43 @@ def test_memory_of_an_engine() -> None:
 # --- Small operations -----------------------------------------------------------------------------
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
-compiled = pytest.mark.skipif(native_small._library() is None, reason="no C compiler")
+# The references round each of their steps to bfloat16, C only the last.
+NEAR = {torch.float32: CLOSE, torch.bfloat16: {"rtol": 0.02, "atol": 1e-2}}
+compiled = pytest.mark.skipif(not native_small._functions(), reason="no C compiler")
 
 
 @compiled
-@pytest.mark.parametrize("size", [1, 7, 8, 30, 64, 577])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [8, 16, 64, 584])
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (100,), (2, 5), (0,)], ids=str)
-def test_norm_and_silu_in_c(shape: tuple[int, ...], size: int) -> None:
-    x, residual = torch.randn(2, *shape, size)
-    weight, gate_up = torch.randn(size), 20 * torch.randn(*shape, 2 * size)
+def test_norm_and_silu_in_c(shape: tuple[int, ...], size: int, dtype: torch.dtype) -> None:
+    x, residual = torch.randn(2, *shape, size).to(dtype)
+    weight, gate_up = torch.randn(size).to(dtype), (20 * torch.randn(*shape, 2 * size)).to(dtype)
     kept = [t.clone() for t in (x, residual, gate_up)]
     expected = fused_add_rmsnorm(x, residual, weight, 1e-5), silu_and_mul(gate_up)
     got = native_small.native_add_rmsnorm(x, residual, weight, 1e-5)
     assert torch.equal(got[1], expected[0][1])
-    torch.testing.assert_close(got[0], expected[0][0], **CLOSE)
-    torch.testing.assert_close(native_small.native_silu_and_mul(gate_up), expected[1], **CLOSE)
+    torch.testing.assert_close(got[0], expected[0][0], **NEAR[dtype])
+    torch.testing.assert_close(
+        native_small.native_silu_and_mul(gate_up), expected[1], **NEAR[dtype]
+    )
     assert all(map(torch.equal, kept, (x, residual, gate_up)))
+
+
+@compiled
+def test_bfloat16_is_rounded_as_torch_rounds() -> None:
+    """Sums of 65,536 pairs, halfway cases, infinities and NaN among them: the same bits."""
+    x = torch.arange(1 << 16).to(torch.int32).to(torch.int16).view(torch.bfloat16).view(-1, 64)
+    y = x.flatten()[torch.randperm(1 << 16, generator=torch.Generator().manual_seed(0))].view_as(x)
+    _, total = native_small.native_add_rmsnorm(x, y, torch.ones(64).bfloat16(), 1e-5)
+    torch.testing.assert_close(total, x + y, rtol=0, atol=0, equal_nan=True)
 
 
 @compiled
 def test_silu_in_c_at_the_ends() -> None:
     gate = torch.tensor([-1e4, -100.0, -87.5, -20.0, -0.0, 0.0, 1e-30, 88.0, 1e4, torch.nan])
-    x = torch.cat((gate, torch.ones(10)))
+    gate = torch.cat((gate, torch.ones(6)))
+    x = torch.cat((gate, torch.ones(16)))
     got, expected = native_small.native_silu_and_mul(x), silu_and_mul(x)
     torch.testing.assert_close(got, expected, equal_nan=True, **CLOSE)
 
@@ -351,7 +407,7 @@ def test_silu_in_c_at_the_ends() -> None:
 @compiled
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("heads", [(9, 3), (1, 1), (8, 2)], ids=str)
-@pytest.mark.parametrize("size", [2, 6, 64])
+@pytest.mark.parametrize("size", [16, 48, 64])
 @pytest.mark.parametrize("n", [1, 3, 200])
 def test_rope_in_c(n: int, size: int, heads: tuple[int, int], dtype: torch.dtype) -> None:
     angles = torch.randn(50, size // 2)
@@ -368,6 +424,12 @@ def test_rope_in_c(n: int, size: int, heads: tuple[int, int], dtype: torch.dtype
     expected = apply_rope_with_cos_sin_cache(positions, turned.contiguous(), k, size, table)
     got = native_small.native_rope(positions, turned, k, size, table)
     torch.testing.assert_close(got, expected, **CLOSE)
+    q, k = q.bfloat16(), k.bfloat16()
+    expected = apply_rope_with_cos_sin_cache(positions, q.float(), k.float(), size, table)
+    got = native_small.native_rope(positions.to(dtype), q, k, size, table)
+    for y, want in zip(got, expected, strict=True):
+        assert torch.equal(y, want.bfloat16()) or (y - want).abs().max() < 0.02
+        assert y.dtype == torch.bfloat16
 
 
 @compiled
@@ -391,26 +453,36 @@ def test_store_in_c(n: int, index: torch.dtype, dtype: torch.dtype) -> None:
 def test_left_to_the_references() -> None:
     x, weight, declined = torch.randn(4, 16), torch.randn(16), NotImplemented
     norm, silu, rope, store = native_small.REPLACEMENTS.values()
-    for dtype in (torch.bfloat16, torch.float64):
+    for dtype in (torch.float16, torch.float64):
         assert norm(x.to(dtype), x.to(dtype), weight.to(dtype), 1e-5) is declined
         assert silu(x.to(dtype)) is declined
+    assert norm(x, x.double(), weight, 1e-5) is declined
+    assert norm(x[:, :12], x[:, :12], weight[:12], 1e-5) is declined
+    odd = torch.randn(4, 12)
+    assert norm(odd, odd, odd[0], 1e-5) is declined and silu(odd) is declined
+    assert silu(torch.randn(4, 24)) is declined and norm(*torch.empty(3, 0), 1e-5) is declined
     assert norm(x, x, weight.bfloat16(), 1e-5) is declined
     assert norm(x, x[:1], weight, 1e-5) is declined and norm(x, x, weight[:1], 1e-5) is declined
     assert silu(x.t()) is declined and silu(x.to("meta")) is declined
     assert silu(x, torch.empty(4, 8)) is declined and silu(x, out=torch.empty(4, 8)) is declined
-    positions, table = torch.arange(4), torch.randn(4, 8)
-    assert rope(positions + 1, x, x, 8, table) is declined
-    assert rope(positions - 1, x, x, 8, table) is declined
-    assert rope(positions, x, x.bfloat16(), 8, table) is declined
-    assert rope(positions, x, x.t().contiguous().t(), 8, table) is declined
-    assert rope(positions[:3], x, x, 8, table) is declined
-    assert rope(positions.float(), x, x, 8, table) is declined
-    assert rope(positions, x, x, 16, table) is declined
-    assert rope(positions[:, None], x, x, 8, table) is declined
-    assert rope(positions, x[0], x, 8, table) is declined
+    positions, table = torch.arange(4), torch.randn(4, 16)
+    assert rope(positions, x, x, 8, torch.randn(4, 8)) is declined
+    assert rope(positions, x, x, 16, table.double()) is declined
+    assert rope(positions + 1, x, x, 16, table) is declined
+    assert rope(positions - 1, x, x, 16, table) is declined
+    assert rope(positions, x, x.bfloat16(), 16, table) is declined
+    assert rope(positions, x, x.t().contiguous().t(), 16, table) is declined
+    assert rope(positions[:3], x, x, 16, table) is declined
+    assert rope(positions.float(), x, x, 16, table) is declined
+    assert rope(positions, x, x, 16, torch.randn(4, 32)) is declined
+    assert rope(positions, x, x[:, :8], 16, table) is declined
+    assert rope(positions[:, None], x, x, 16, table) is declined
+    assert rope(positions, x[0], x, 16, table) is declined
     caches, new = torch.zeros(2, 6, 2, 8), torch.ones(2, 4, 16)
     for slots in (positions + 3, positions - 1, positions.short(), positions[None], positions[:3]):
         assert store(*caches, slots, *new) is declined
+    assert store(*caches, torch.arange(8)[::2], *new) is declined
+    assert store(*caches, torch.tensor(3), *new[:, :1]) is declined
     assert store(*caches, positions, new[0], new[1].double()) is declined
     assert store(*caches, positions, new[0], new[1, :, :8]) is declined
     assert store(*caches, positions, new[0, :, :8], new[1, :, :8]) is declined
@@ -425,7 +497,7 @@ def test_left_to_the_references() -> None:
     assert silu_and_mul(x, out=out) is out
     torch.testing.assert_close(out, silu_and_mul(x.double()).float(), **CLOSE)
     with pytest.raises(IndexError):
-        apply_rope_with_cos_sin_cache(positions + 1, x, x, 8, table)
+        apply_rope_with_cos_sin_cache(positions + 1, x, x, 16, table)
 
 
 def test_small_operations_without_a_compiler(other_machine: pytest.MonkeyPatch) -> None:

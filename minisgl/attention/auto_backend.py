@@ -117,7 +117,7 @@ def _functions() -> dict[torch.dtype, Any]:
     library = load_jit(SOURCE, attend_float=parameters, attend_bfloat16=parameters)
     if library is None:
         return {}
-    return {torch.float32: library.attend_float, torch.bfloat16: library.attend_bfloat16}
+    return {dtype: getattr(library, f"attend_{name}") for name, dtype in TYPES.items()}
 
 
 class PagedDecodePlan:
@@ -137,24 +137,28 @@ class PagedDecodePlan:
                 parts.append((request, start, min(start + size, length)))
             firsts.append(len(parts))
         self.table = page_table.int().contiguous()
-        self.parts, self.firsts = (torch.tensor(x, dtype=torch.int32) for x in (parts, firsts))
+        self.parts, self.firsts = (
+            torch.tensor(x, dtype=torch.int32, device="cpu") for x in (parts, firsts)
+        )
         longest = max(end - start for _, start, end in parts)
         room = -(-longest // 8) * 8  # scores are computed in vectors of eight
-        self.scratch = torch.empty(len(parts), num_qo_heads * (2 + head_dim + room))
+        sizes = (len(parts), num_qo_heads * (2 + head_dim + room))
+        self.scratch = torch.empty(sizes, dtype=torch.float32, device="cpu")
+        own = (self.table, self.parts, self.firsts, self.scratch)
+        self.addresses = [t.data_ptr() for t in own]  # asked for once; valid while these are held
+        self.table_shape = self.table.shape
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         _, kv_heads, head_dim = k.shape
-        queries, out = as_floats(q), torch.empty(q.shape)
+        queries = as_floats(q)
+        out = torch.empty_like(queries)
         _functions()[k.dtype](
             queries.data_ptr(),
             k.data_ptr(),
             v.data_ptr(),
             out.data_ptr(),
-            self.table.data_ptr(),
-            self.parts.data_ptr(),
-            self.firsts.data_ptr(),
-            self.scratch.data_ptr(),
-            *self.table.shape,
+            *self.addresses,
+            *self.table_shape,
             kv_heads,
             q.shape[1] // kv_heads,
             head_dim,

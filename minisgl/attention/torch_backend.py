@@ -90,9 +90,9 @@ class TorchBackend(EagerBackend):
         self.num_slots = pages * page_size
         self.num_qo_heads = div_even(config.num_qo_heads, get_tp_info().size, what="query heads")
         div_even(self.num_qo_heads, self.num_kv_heads, what="query heads")
-        pool = self.kv_cache
+        pool, shape = self.kv_cache, (self.num_slots, self.num_kv_heads, -1)
         self.slots = [  # K and V of each layer, views that are made here and not in each pass
-            (pool.k_cache(layer).flatten(0, 1), pool.v_cache(layer).flatten(0, 1))
+            (pool.k_cache(layer).view(shape), pool.v_cache(layer).view(shape))
             for layer in range(pool.num_layers)
         ]
 

@@ -121,7 +121,7 @@ def packed_forms(dtype: torch.dtype) -> list[Form]:
 @cache
 def works(product: Product, form: Form, dtype: torch.dtype) -> bool:
     """Whether this PyTorch has the private operators, on this processor, and they compute right."""
-    weight, x = torch.eye(16, dtype=dtype), torch.arange(64.0).view(4, 16).to(dtype)
+    weight, x = torch.eye(16, dtype=dtype), torch.arange(128.0).view(8, 16).to(dtype)
     try:
         y = product(x, weight if form.pack is None else form.pack(weight), None)
     except (AttributeError, RuntimeError, NotImplementedError):
@@ -206,7 +206,7 @@ class Plan(NamedTuple):
     seconds: tuple[float, ...]  # what they took with as many rows as ROWS says
 
     def product(self, rows: int) -> Product:
-        """The product for this many rows of input: that of the next larger number tried."""
+        """The product for this many rows: that of the next larger number tried, or the last."""
         return self.products[bisect_left(ROWS, rows)]
 
 
@@ -215,7 +215,7 @@ PREFILL_GAIN = 0.8  # the same for more rows than were tried, since the plain ga
 
 
 def fastest(timed: Sequence[tuple[float, Product]], gain: float) -> tuple[float, Product]:
-    """The first of `timed`, or a later one that takes less than `gain` of the time before it."""
+    """The first of `timed`, unless a later one takes less than `gain` of its time, and so on."""
     best = timed[0]
     for seconds, product in timed[1:]:
         if seconds < gain * best[0]:
@@ -224,7 +224,10 @@ def fastest(timed: Sequence[tuple[float, Product]], gain: float) -> tuple[float,
 
 
 def measure(form: Form, weights: Sequence[torch.Tensor]) -> Plan | None:
-    """The fastest product of one form for each number of rows; None if it cannot be had here."""
+    """The fastest product of one form for each number of rows; None if it cannot be had here.
+
+    The last, for still more rows, is never `native`, and was faster by PREFILL_GAIN with the most.
+    """
     dtype = weights[0].dtype
     products = [product for product in form.products if works(product, form, dtype)]
     if not products:
@@ -247,10 +250,10 @@ def measure(form: Form, weights: Sequence[torch.Tensor]) -> Plan | None:
 
 def decide(plans: Sequence[Plan]) -> Plan:
     """The plan with the smallest times, each number of rows counting alike; `plans[0]` is as is."""
-    fastest = [min(times) for times in zip(*(plan.seconds for plan in plans), strict=True)]
+    least = [min(times) for times in zip(*(plan.seconds for plan in plans), strict=True)]
 
     def cost(plan: Plan) -> float:
-        ratios = [mine / best for mine, best in zip(plan.seconds, fastest, strict=True)]
+        ratios = [mine / best for mine, best in zip(plan.seconds, least, strict=True)]
         return sum(ratios) if plan.form.pack is None else sum(ratios) / MUST_GAIN
 
     return min(plans, key=cost)

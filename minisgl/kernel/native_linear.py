@@ -65,7 +65,7 @@ PRODUCT = r"""
 static inline __attribute__((always_inline)) void strip_TYPE(
     const float *x, const float *turned, const TYPE *w, const float *bias, float *y, int64_t n,
     int64_t in, int64_t out, int outs) {
-  if (turned) {
+  if (n > FEW) {
     for (int64_t r = 0; r < n; r += BLOCK) {
       const float *block = turned + r * in;
       float *to = y + r * out;
@@ -85,13 +85,13 @@ static inline __attribute__((always_inline)) void strip_TYPE(
   }
 }
 
-/* `turned` has room for whole blocks, or is NULL; then x has at most FEW rows. */
+/* With more than FEW rows, `turned` has room for whole blocks of them. */
 void linear_TYPE(const float *x, float *turned, const TYPE *w, const float *bias, float *y,
                  int64_t n, int64_t in, int64_t out, int threads) {
   int64_t room = (n + BLOCK - 1) / BLOCK * BLOCK;
 #pragma omp parallel num_threads(threads)
   {
-    if (turned) {
+    if (n > FEW) {
 #pragma omp for schedule(static)
       for (int64_t k = 0; k < in; k++)
         for (int64_t r = 0; r < room; r++)
@@ -118,20 +118,24 @@ def _functions() -> dict[torch.dtype, Any]:
     library = load_jit(SOURCE, linear_float="aaaaasssn", linear_bfloat16="aaaaasssn")
     if library is None:
         raise RuntimeError("no C compiler that could compile kernel/native_linear.py")
-    return {torch.float32: library.linear_float, torch.bfloat16: library.linear_bfloat16}
+    return {dtype: getattr(library, f"linear_{name}") for name, dtype in TYPES.items()}
 
 
 def native(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """The product in float32, whatever the dtype of `weight`, which is read as it lies.
 
     `x` is `[n, in]` and `weight` `[out, in]`, both float32 or both bfloat16, on the CPU. The result
-    is in the dtype of `x`. Raises RuntimeError where C can't be compiled.
+    is in the dtype of `x`. Raises RuntimeError where C can't be compiled, and ValueError if the
+    shapes don't fit.
     """
-    function, n, (out, size) = _functions()[weight.dtype], x.shape[0], weight.shape
+    function, (n, width), (out, size) = _functions()[weight.dtype], x.shape, weight.shape
+    if width != size or (bias is not None and bias.shape != (out,)):
+        given = [list(x.shape), list(weight.shape), None if bias is None else list(bias.shape)]
+        raise ValueError(f"expected x [n, in], weight [out, in] and bias [out], got {given}")
     rows, weight = as_floats(x), weight.contiguous()
     added = None if bias is None else as_floats(bias)
-    turned = torch.empty(-(-n // BLOCK) * BLOCK, size) if n > FEW else None
-    y = torch.empty(n, out)
+    turned = rows.new_empty(-(-n // BLOCK) * BLOCK, size) if n > FEW else None
+    y = rows.new_empty(n, out)
     function(
         rows.data_ptr(),
         None if turned is None else turned.data_ptr(),

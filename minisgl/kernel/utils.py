@@ -49,6 +49,7 @@ def _compile(source: str, compiler: str, flags: tuple[str, ...]) -> Path:
     return found
 
 
+# What a letter stands for: an address, a size (int64_t), a number (int), a float.
 PARAMETERS = {"a": ctypes.c_void_p, "s": ctypes.c_int64, "n": ctypes.c_int, "f": ctypes.c_float}
 
 
@@ -56,8 +57,8 @@ PARAMETERS = {"a": ctypes.c_void_p, "s": ctypes.c_int64, "n": ctypes.c_int, "f":
 def load_jit(source: str, **functions: str) -> ctypes.CDLL | None:
     """The functions of a C source, or None where there is no C compiler or it can't compile this.
 
-    `functions` tells for each function that will be called what its parameters are, a letter for
-    each: an address, a size (`int64_t`), a number (`int`) or a float.
+    `functions` tells what the parameters of each function are, a letter of `PARAMETERS` for each.
+    What a function returns is taken for an `int`.
 
     The compiler is `CC`, else `cc`. What it makes is kept in `~/.cache/minisgl`. None as well when
     `MINISGL_JIT=0` is set. Whoever asks must have another way to do the same.
@@ -94,6 +95,11 @@ static inline lanes read_float(const float *p) { return *(const lanes *)p; }
 static inline lanes read_bfloat16(const bfloat16 *p) {
   return (lanes)(__builtin_convertvector(*(const halves *)p, bits) << 16);
 }
+static inline void write_float(float *p, lanes v) { *(lanes *)p = v; }
+static inline void write_bfloat16(bfloat16 *p, lanes v) { /* rounded to the nearest, ties to even */
+  bits b = (bits)v, up = b + 0x7fff + (b >> 16 & 1), nan = (bits)(v != v);
+  *(halves *)p = __builtin_convertvector((~nan & up >> 16) | (nan & 0x7fc0), halves);
+}
 static inline float one_float(float x) { return x; }
 static inline float one_bfloat16(bfloat16 x) {
   uint32_t wide = (uint32_t)x << 16;
@@ -110,7 +116,7 @@ static inline float sum(lanes v) {
 }
 """
 
-TYPES = ("float", "bfloat16")  # what TYPE stands for in the sources, also within names
+TYPES = {"float": torch.float32, "bfloat16": torch.bfloat16}  # what TYPE stands for in sources
 
 
 def as_floats(x: torch.Tensor) -> torch.Tensor:

@@ -39,8 +39,8 @@ class MHAKVCache(BaseKVCachePool):
         local_kv_heads = div_even(num_kv_heads, get_tp_info().size, allow_replicate=True)
         shape = (2, num_layers, num_pages + 1, page_size, local_kv_heads, head_dim)
         self._kv_buffer = torch.empty(shape, dtype=dtype, device=device)
-        k_slots, v_slots = self._kv_buffer.flatten(2, 3)  # views, made here and not in each pass
-        self._slots = list(zip(k_slots, v_slots, strict=True))  # per layer
+        k_slots, v_slots = self._kv_buffer.view(2, num_layers, -1, local_kv_heads, head_dim)
+        self._slots = list(zip(k_slots, v_slots, strict=True))  # of each layer, made once
         self.num_pages, self.page_size = num_pages, page_size
 
     def k_cache(self, index: int) -> torch.Tensor:

@@ -50,10 +50,10 @@ CHANGES = [
         "the slots of a layer are copied before they are written",
         POOL,
         "MHAKVCache.__init__",
-        "list(zip(k_slots, v_slots, strict=True))",
-        "list(zip(k_slots, v_slots.clone(), strict=True))",
+        "list(zip(*slots, strict=True))",
+        "list(zip(*slots.clone(), strict=True))",
         "check_pool",
-        "V is not where it belongs",
+        "K is not where it belongs",
     ),
     Change(
         "a location is read as page and offset with the wrong page size",
