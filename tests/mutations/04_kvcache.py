@@ -26,7 +26,7 @@ CHANGES = [
         "[1, index]",
         "[0, index]",
         "check_pool",
-        "K is not where it belongs",
+        "V is not where it belongs",
     ),
     Change(
         "every layer writes into layer 0",
@@ -50,10 +50,10 @@ CHANGES = [
         "the slots of a layer are copied before they are written",
         POOL,
         "MHAKVCache.__init__",
-        "list(zip(*slots, strict=True))",
-        "list(zip(*slots.clone(), strict=True))",
+        "list(zip(k_slots, v_slots, strict=True))",
+        "list(zip(k_slots, v_slots.clone(), strict=True))",
         "check_pool",
-        "K is not where it belongs",
+        "V is not where it belongs",
     ),
     Change(
         "a location is read as page and offset with the wrong page size",
