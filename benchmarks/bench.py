@@ -16,10 +16,12 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -270,13 +272,47 @@ def lengths(args: argparse.Namespace, dtype: torch.dtype) -> None:
 
 
 KINDS = {
-    "products": ("aten::mm", "aten::addmm", "aten::linear", "mkldnn::", "aten::mv", "aten::bmm"),
-    "attention": ("sampled_addmm", "embedding_bag", "attention", "softmax", "index_copy"),
+    "products": (
+        *("minisgl::apply", "aten::mm", "aten::addmm", "aten::linear", "mkldnn::", "aten::mv"),
+        "aten::bmm",
+    ),
+    "attention": (
+        *("minisgl::attend", "sampled_addmm", "embedding_bag", "attention", "softmax"),
+        "index_copy",
+    ),
 }
 
 
+@contextmanager
+def labeled() -> Iterator[None]:
+    """Show the profiler what runs in C: products, attention and small operations, by name."""
+    from torch.profiler import record_function
+
+    from minisgl.attention.auto_backend import PagedDecodePlan
+    from minisgl.kernel import get_linear_kernel, replace
+
+    def label(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with record_function(f"minisgl::{name}"):
+                return function(*args, **kwargs)
+
+        return call
+
+    kernel, small = type(get_linear_kernel()), replace._ACTIVE
+    named = {name: label(function, name) for name, function in small.items()}
+    with (
+        patch.object(kernel, "apply", label(kernel.apply, "apply")),
+        patch.object(PagedDecodePlan, "attend", label(PagedDecodePlan.attend, "attend")),
+        patch.dict(small, named),
+    ):
+        yield
+
+
 def profile(args: argparse.Namespace, dtype: torch.dtype) -> None:
-    """Where the time of a decode step goes, by kind of operation, and the longest operations."""
+    """Where the time of a decode step goes, by kind of operation, and the longest operations.
+
+    Python's time within a product or an attention counts as theirs; the rest is between operations.
+    """
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiler
 
@@ -287,20 +323,22 @@ def profile(args: argparse.Namespace, dtype: torch.dtype) -> None:
         plain = statistics.median(ours.run(prompts, count + 1)[1][1:])
         reqs = [ours.driver.admit(ids, count + 1) for ids in prompts]
         ours.driver.step(reqs, "prefill")
-        with profiler(activities=[ProfilerActivity.CPU]) as record:
+        with labeled(), profiler(activities=[ProfilerActivity.CPU]) as record:
+            begin = time.perf_counter()
             for _ in range(count):
                 ours.driver.step(reqs, "decode")
+            whole = 1e6 * (time.perf_counter() - begin)
         for req in reqs:
             ours.driver.finish(req)
         events = record.key_averages()
-        total = sum(e.self_cpu_time_total for e in events)
         spent = dict.fromkeys([*KINDS, "small operations"], 0.0)
         for e in events:
             kind = next((k for k, names in KINDS.items() if any(n in e.key for n in names)), None)
             spent[kind or "small operations"] += e.self_cpu_time_total
+        spent["between operations"] = whole - sum(spent.values())
         calls = sum(e.count for e in events) // count
         print(f"batch {batch}: {ms(plain)} ms/step, {calls} operations a step; under the profiler:")
-        table([[*spent], [f"{v / total:.0%} ({v / count / 1000:.1f} ms)" for v in spent.values()]])
+        table([[*spent], [f"{v / whole:.0%} ({v / count / 1000:.1f} ms)" for v in spent.values()]])
         longest = sorted(events, key=lambda e: -e.self_cpu_time_total)[: args.top]
         table(
             [["operation", "calls a step", "ms a step"]]

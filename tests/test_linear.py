@@ -11,9 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hand_driven import config_for, hf_tokens, started
+from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM
 
 import course
+from benchmarks import bench
 from minisgl.attention.auto_backend import PagedDecodePlan
 from minisgl.engine import Engine
 from minisgl.engine import engine as engine_module
@@ -518,6 +520,17 @@ def test_replacements_live_as_long_as_the_engine(kernel: str) -> None:
     with started(course.tiny("qwen3")) as driver:
         assert expected == replace._ACTIVE
         assert driver.run([[1, 2, 3]], 3)[0]
+    assert not replace._ACTIVE
+
+
+@compiled
+def test_the_profile_of_the_benchmarks_names_what_runs_in_c() -> None:
+    """PyTorch's profiler sees its own operations only; without names, products took 0 %."""
+    with started(course.tiny("qwen3")) as driver, bench.labeled():
+        with profile(activities=[ProfilerActivity.CPU]) as record:
+            driver.run([[1, 2, 3]], 3)
+        seen = {event.key for event in record.key_averages()}
+        assert {"minisgl::apply", "minisgl::attend", "minisgl::store_cache"} <= seen
     assert not replace._ACTIVE
 
 
