@@ -271,13 +271,22 @@ def lengths(args: argparse.Namespace, dtype: torch.dtype) -> None:
     table(rows)
 
 
-KINDS = {
+KINDS = {  # by parts of an operation's name
     "products": (
-        *("minisgl::apply", "aten::mm", "aten::addmm", "aten::linear", "mkldnn::", "aten::mv"),
+        "minisgl::apply",
+        "aten::mm",
+        "aten::addmm",
+        "aten::linear",
+        "mkldnn::",
+        "aten::mv",
         "aten::bmm",
     ),
     "attention": (
-        *("minisgl::attend", "sampled_addmm", "embedding_bag", "attention", "softmax"),
+        "minisgl::attend",
+        "sampled_addmm",
+        "embedding_bag",
+        "attention",
+        "softmax",
         "index_copy",
     ),
 }
