@@ -273,10 +273,14 @@ def test_page(page: Any, site: str, book: Path, name: str, figures: list[str]) -
 
 
 def unreachable(page: Any) -> list[str]:
-    """Boxes that scroll sideways and that a keyboard can't reach, two frames from now."""
+    """Boxes that scroll sideways and that a keyboard can't reach, two frames from now.
+
+    Or two frames after the theme has moved its sidebars, which moves the article in each frame.
+    """
     found: list[str] = page.evaluate(
         """async width => {
-            while (innerWidth !== width) await new Promise(requestAnimationFrame);
+            const moving = () => document.getAnimations().some(a => a instanceof CSSTransition);
+            while (innerWidth !== width || moving()) await new Promise(requestAnimationFrame);
             for (const _ of [1, 2]) {
                 await new Promise(requestAnimationFrame);  // before the frame's layout
                 await new Promise(setTimeout);  // after it
