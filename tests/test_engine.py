@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import platform
+import weakref
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from hand_driven import Driver, config_for, hf_tokens, started
 
 from course import checkpoints
 from minisgl import core
+from minisgl.attention import auto_backend
 from minisgl.core import Batch, SamplingParams, get_global_ctx
 from minisgl.distributed import DistributedInfo, set_tp_info, try_get_tp_info
 from minisgl.engine import Engine, EngineConfig
@@ -23,6 +26,7 @@ from minisgl.engine import engine as engine_module
 from minisgl.engine.engine import bytes_per_page, plan_memory, require_two_pages
 from minisgl.engine.graph import GraphCaptureBuffer, _determine_cuda_graph_bs
 from minisgl.layers import rotary
+from minisgl.models.decoder import LlamaForCausalLM
 from minisgl.moe import create_moe_backend
 from minisgl.utils import device as device_module
 from minisgl.utils.device import (
@@ -580,15 +584,118 @@ def test_device_names() -> None:
             resolve_device(name)
 
 
-def test_no_graphs_on_a_cpu() -> None:
-    with started(tiny(), cuda_graph_bs=[1, 2, 4]) as driver:
+recorded = pytest.mark.skipif(not auto_backend._functions(), reason="no C compiler")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"attention_backend": "torch"}, {"cuda_graph_max_bs": 0}, {"cuda_graph_bs": []}]
+)
+def test_nothing_is_recorded(changes: dict[str, Any]) -> None:
+    with started(tiny(), **changes) as driver:
         runner = driver.engine.graph_runner
+        assert runner.graphs == {} and runner.graph_bs_list == []
         req = driver.admit([1, 2], 2)
         for phase in ("prefill", "decode"):
             batch = Batch([req], phase)  # type: ignore[arg-type]
             runner.pad_batch(batch)
             assert not runner.can_use_cuda_graph(batch)
             assert batch.padded_reqs == [req]
+
+
+@recorded
+def test_sizes_that_are_recorded_on_a_cpu() -> None:
+    for changes, sizes in [
+        ({"max_running_req": 5}, [1, 2, 4]),
+        ({"max_running_req": 64}, [1, 2, 4, 8, 16]),
+        ({"max_running_req": 64, "cuda_graph_max_bs": 24}, [1, 2, 4, 8, 16, 24]),
+        ({"max_running_req": 5, "cuda_graph_bs": [3, 1]}, [1, 3]),
+    ]:
+        with started(tiny(), **changes) as driver:
+            runner = driver.engine.graph_runner
+            assert runner.graph_bs_list == sizes == sorted(runner.graphs)
+
+
+@recorded
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", checkpoints.TINY_NAMES)
+def test_a_replay_is_the_pass(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit by bit, for sizes that were recorded and others, while requests come and go."""
+    with started(tiny(name), dtype=dtype, page_size=4, max_running_req=6) as driver:
+        runner, seen = driver.engine.graph_runner, []
+        assert runner.graph_bs_list == [1, 2, 4]
+        replay = runner.replay
+
+        def both(batch: Batch) -> torch.Tensor:
+            logits = replay(batch).clone()
+            eager = driver.engine.model.forward()[: batch.size]
+            assert torch.equal(logits, eager.float())
+            seen.append((batch.size, batch.padded_size))
+            return logits
+
+        monkeypatch.setattr(runner, "replay", both)
+        reqs = [driver.admit(ids, 40) for ids in prompts_of(5, 33, 1, 17, 60)]
+        driver.step(reqs, "prefill")
+        for running in (reqs[:3], reqs[:1], reqs, reqs[1:4], reqs[2:4], reqs[:4], reqs[:3]):
+            driver.step(running, "decode")
+        assert seen == [(3, 4), (1, 1), (3, 4), (2, 2), (4, 4), (3, 4)]  # five: as it was
+
+
+@recorded
+def test_a_batch_that_was_not_padded_runs_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = prompts_of(5, 9, 2)
+    with started(tiny(), max_running_req=4) as driver:
+        expected, runner = driver.run(prompts, 6), driver.engine.graph_runner
+        monkeypatch.setattr(runner, "pad_batch", lambda b: setattr(b, "padded_reqs", b.reqs))
+        assert driver.run(prompts, 6) == expected
+
+
+@recorded
+def test_a_replay_refuses_what_the_pass_refuses() -> None:
+    """The same error, and the engine goes on."""
+    for largest in (0, 4):
+        with started(tiny(), max_running_req=4, cuda_graph_max_bs=largest) as driver:
+            req = driver.admit([3, 1, 4], 6)
+            driver.step([req], "prefill")
+            for name in ("positions", "out_loc", "input_ids"):
+                batch = driver.batch([req], "decode")
+                setattr(batch, name, torch.full_like(getattr(batch, name), 10**6))
+                with pytest.raises(IndexError):
+                    driver.engine.forward_batch(batch, driver.engine.sampler.prepare(batch))
+                assert (req.cached_len, req.device_len) == (3, 4)
+            left = [driver.step([req], "decode")[0] for _ in range(5)]
+        with started(tiny(), max_running_req=4, cuda_graph_max_bs=0) as driver:
+            assert driver.run([[3, 1, 4]], 6)[0][1:] == left
+
+
+@recorded
+def test_what_cannot_be_recorded_runs_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    with started(tiny()) as driver:
+        expected = driver.run([[1, 2, 3]], 4)
+    forward = LlamaForCausalLM.forward
+
+    def curious(self: LlamaForCausalLM) -> torch.Tensor:
+        logits = forward(self)
+        assert logits.sum().item() is not None
+        return logits
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", curious)
+    with started(tiny()) as driver:
+        assert driver.engine.graph_runner.graph_bs_list == []
+        assert driver.run([[1, 2, 3]], 4) == expected
+
+
+@recorded
+def test_recordings_end_with_their_engine() -> None:
+    with started(tiny()) as driver:
+        runner = driver.engine.graph_runner
+        pools = {id(graph.pool): weakref.ref(graph.pool) for graph in runner.graphs.values()}  # type: ignore[attr-defined]
+        assert len(pools) == 1, "all recordings share their memory"
+    del driver
+    assert runner.graphs == {}
+    gc.collect()
+    assert [pool() for pool in pools.values()] == [None]
 
 
 def test_padding_to_a_recorded_size() -> None:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from minisgl.attention.torch_backend import TorchBackend
+from minisgl.attention.torch_backend import TorchBackend, TorchMetadata
 from minisgl.attention.torch_plans import AttentionPlan, make_plan
 from minisgl.kernel.utils import EXPONENTIAL, LANES, TYPES, as_floats, load_jit
 
 if TYPE_CHECKING:
+    from minisgl.core import Batch
     from minisgl.models.config import ModelConfig
 
 TOOLS = r"""
@@ -75,7 +76,7 @@ static void part_TYPE(const float *q, const TYPE *k, const TYPE *v, const int32_
 ATTEND = r"""
 /* Part i is tokens [parts[i][1], parts[i][2]) of request parts[i][0]; those of request b are
    firsts[b] to firsts[b + 1]. A part has `size` numbers of scratch. */
-void attend_TYPE(const float *q, const TYPE *k, const TYPE *v, float *out, const int32_t *table,
+int attend_TYPE(const float *q, const TYPE *k, const TYPE *v, float *out, const int32_t *table,
                  const int32_t *parts, const int32_t *firsts, float *scratch, int64_t bs,
                  int64_t width, int64_t kv_heads, int64_t group, int64_t d, int64_t size,
                  int threads) {
@@ -103,6 +104,7 @@ void attend_TYPE(const float *q, const TYPE *k, const TYPE *v, float *out, const
       for (int64_t c = 0; c < d; c++) o[c] /= mass;
     }
   }
+  return 1;
 }
 """
 SOURCE = LANES + EXPONENTIAL + TOOLS + "".join((PART + ATTEND).replace("TYPE", t) for t in TYPES)
@@ -136,14 +138,20 @@ class PagedDecodePlan:
             for start in range(0, length, size):
                 parts.append((request, start, min(start + size, length)))
             firsts.append(len(parts))
-        self.table = page_table.int().contiguous()
-        self.parts, self.firsts = (
-            torch.tensor(x, dtype=torch.int32, device="cpu") for x in (parts, firsts)
-        )
         longest = max(end - start for _, start, end in parts)
-        room = -(-longest // 8) * 8  # scores are computed in vectors of eight
-        sizes = (len(parts), num_qo_heads * (2 + head_dim + room))
-        self.scratch = torch.empty(sizes, dtype=torch.float32, device="cpu")
+        self.hold(
+            page_table.int().contiguous(),
+            torch.tensor(parts, dtype=torch.int32, device="cpu"),
+            torch.tensor(firsts, dtype=torch.int32, device="cpu"),
+            num_qo_heads * (2 + head_dim + -(-longest // 8) * 8),  # scores come in vectors of eight
+        )
+
+    def hold(
+        self, table: torch.Tensor, parts: torch.Tensor, firsts: torch.Tensor, scratch: int
+    ) -> None:
+        """Keep what C is called with; `scratch`: how many numbers a part computes in."""
+        self.table, self.parts, self.firsts = table, parts, firsts
+        self.scratch = torch.empty(len(parts), scratch, dtype=torch.float32, device="cpu")
         own = (self.table, self.parts, self.firsts, self.scratch)
         self.addresses = [t.data_ptr() for t in own]  # asked for once; valid while these are held
         self.table_shape = self.table.shape
@@ -175,6 +183,25 @@ class AutoBackend(TorchBackend):
         super().__init__(config)
         self.head_dim = self.kv_cache.k_cache(0).shape[-1]
 
+    @property
+    def supports_cuda_graph(self) -> bool:
+        """Whether decodes are planned in C, at addresses that can be kept."""
+        cache = self.kv_cache.k_cache(0)
+        return cache.is_cpu and self.head_dim % 8 == 0 and cache.dtype in _functions()
+
+    def init_capture_graph(self, max_seq_len: int, bs_list: list[int]) -> None:
+        sizes = (max_seq_len, self.num_qo_heads, self.head_dim)
+        self.fixed = {bs: FixedDecodePlan(bs, *sizes) for bs in bs_list}
+
+    def prepare_for_capture(self, batch: Batch) -> None:
+        self.prepare_metadata(batch)
+        self.prepare_for_replay(batch)
+        cast("TorchMetadata", batch.attn_metadata).plan = self.fixed[batch.padded_size]
+
+    def prepare_for_replay(self, batch: Batch) -> None:
+        plan = cast("TorchMetadata", batch.attn_metadata).plan
+        self.fixed[batch.padded_size].take(cast("PagedDecodePlan", plan))
+
     def make_plan(
         self,
         q_lens: Sequence[int],
@@ -196,3 +223,22 @@ class AutoBackend(TorchBackend):
 def create_auto_backend(config: ModelConfig) -> AutoBackend:
     """What "auto" stands for in `create_attention_backend`, once this file is there."""
     return AutoBackend(config)
+
+
+class FixedDecodePlan(PagedDecodePlan):
+    """A plan at addresses that don't change, for `bs` requests of up to `width` tokens each."""
+
+    def __init__(self, bs: int, width: int, num_qo_heads: int, head_dim: int) -> None:
+        threads = torch.get_num_threads()
+        most = max(bs * -(-width // LARGEST_PART), bs + threads)  # parts, of LARGEST_PART or less
+        self.hold(
+            torch.zeros(bs, width, dtype=torch.int32, device="cpu"),
+            torch.zeros(most, 3, dtype=torch.int32, device="cpu"),
+            torch.zeros(bs + 1, dtype=torch.int32, device="cpu"),
+            num_qo_heads * (2 + head_dim + LARGEST_PART),
+        )
+
+    def take(self, plan: PagedDecodePlan) -> None:
+        """Copy what another plan, of as many requests, says."""
+        self.table[:, : plan.table.shape[1]] = plan.table
+        self.parts[: len(plan.parts)], self.firsts[:] = plan.parts, plan.firsts

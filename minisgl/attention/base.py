@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
@@ -72,16 +72,16 @@ class EagerBackend(BaseAttnBackend):
     def supports_cuda_graph(self) -> bool:
         return False
 
-    def init_capture_graph(self, max_seq_len: int, bs_list: list[int]) -> NoReturn:
+    def init_capture_graph(self, max_seq_len: int, bs_list: list[int]) -> None:
         raise NotImplementedError(
             f"{type(self).__name__} cannot be recorded in a CUDA graph: run without graphs, as the "
             "engine does when supports_cuda_graph is False"
         )
 
-    def prepare_for_capture(self, batch: Batch) -> NoReturn:
+    def prepare_for_capture(self, batch: Batch) -> None:
         self.init_capture_graph(0, [])
 
-    def prepare_for_replay(self, batch: Batch) -> NoReturn:
+    def prepare_for_replay(self, batch: Batch) -> None:
         self.init_capture_graph(0, [])
 
 

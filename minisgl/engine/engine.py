@@ -234,15 +234,21 @@ def _make_backends(engine: Engine) -> BaseAttnBackend:
 
 
 def _make_graph_runner(engine: Engine, undo: ExitStack) -> GraphRunner:
-    """Step 9: last, because to record a pass is to run one."""
-    config = engine.config
+    """Step 9: last, because to record a pass is to run one.
+
+    On a CPU no more than 16 requests, unless the config says so: what a replay saves is Python's
+    time, which is the same for any batch, and each size takes the time of a pass now.
+    """
+    config, largest = engine.config, engine.config.cuda_graph_max_bs
+    if largest is None and not is_cuda(engine.device):
+        largest = min(16, config.max_running_req)
     runner = GraphRunner(
         stream=engine.stream,
         device=engine.device,
         model=engine.model,
         attn_backend=engine.attn_backend,
         cuda_graph_bs=config.cuda_graph_bs,
-        cuda_graph_max_bs=config.cuda_graph_max_bs,
+        cuda_graph_max_bs=largest,
         free_memory=get_free_memory(engine.device),
         max_seq_len=engine.max_seq_len,
         vocab_size=config.model_config.vocab_size,
@@ -342,8 +348,9 @@ class Engine:
         """
         _check_batch(self, batch, args)
         with self.ctx.forward_batch(batch), torch.inference_mode():
-            if self.graph_runner.can_use_cuda_graph(batch):
-                logits = self.graph_runner.replay(batch)
+            runner = self.graph_runner
+            if runner.can_use_cuda_graph(batch) and batch.padded_size in runner.graphs:
+                logits = runner.replay(batch)
             else:
                 logits = self.model.forward()
         for req in batch.reqs:

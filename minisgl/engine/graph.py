@@ -1,15 +1,19 @@
-"""CUDA graphs for decode: record a pass once per batch size, replay it for nothing.
+"""Graphs for decode: record a pass once per batch size, replay it for nothing.
 
-On a CPU there are no graphs, and all that is left of this file is `pad_batch`, which then pads
-nothing. Official counterpart: `engine/graph.py`. The code for CUDA was written with care and has
-not been run by this course's tests, which have no GPU.
+On a GPU with CUDA graphs. On a CPU only if a later file, `engine/graph_cpu.py`, is there; else all
+that is left is `pad_batch`, which then pads nothing. Official counterpart: `engine/graph.py`. The
+code for CUDA was written with care and has not been run by this course's tests, which have no GPU.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
@@ -70,30 +74,70 @@ def _determine_cuda_graph_bs(
     return [bs for bs in (1, 2, 4, *range(8, largest + 1, 8)) if bs <= largest]
 
 
+class Recording(Protocol):
+    """A recorded pass, such as a `torch.cuda.CUDAGraph`."""
+
+    def replay(self) -> None:
+        """Run it again, on what now stands in the memory that it was recorded with."""
+
+
+Recorder = Callable[[Callable[[], None]], Recording | None]
+
+
+class CUDARecorder:
+    """Records passes as CUDA graphs; what lies between input and output shares one memory pool."""
+
+    def __init__(self, stream: torch.cuda.Stream | NullStream) -> None:
+        assert not isinstance(stream, NullStream), "CUDA graphs are recorded on a GPU"
+        self.stream = stream
+        self.pool: Any = None
+
+    def __call__(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        run()  # the first run may compile and allocate
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+            run()
+        self.pool = self.pool or graph.pool()
+        return graph
+
+
+def _make_recorder(device: torch.device, stream: torch.cuda.Stream | NullStream) -> Recorder | None:
+    """What records on this device; None on a CPU, unless `engine/graph_cpu.py` exists."""
+    if is_cuda(device):
+        return CUDARecorder(stream)
+    if not Path(__file__).with_name("graph_cpu.py").is_file():
+        return None
+    return cast("Recorder", import_module("minisgl.engine.graph_cpu").CPURecorder())
+
+
+def _forward_into(model: BaseLLMModel, logits: torch.Tensor) -> None:
+    """The pass that is recorded: its result has to stand at a fixed address, too."""
+    logits.copy_(model.forward())
+
+
 def _capture_graphs(
     runner: GraphRunner,
     sizes: list[int],
     max_seq_len: int,
     model: BaseLLMModel,
-    stream: torch.cuda.Stream | NullStream,
-) -> dict[int, torch.cuda.CUDAGraph]:
-    """Record one decode pass for each size, the largest first: the smaller reuse its memory."""
-    assert not isinstance(stream, NullStream), "graphs are recorded on a GPU"
-    graphs: dict[int, torch.cuda.CUDAGraph] = {}
+    record: Recorder,
+) -> dict[int, Recording]:
+    """Record one decode pass for each size, the largest first: the smaller reuse its memory.
+
+    Empty if `record` says of one that it can't be recorded.
+    """
+    graphs: dict[int, Recording] = {}
     runner.attn_backend.init_capture_graph(max_seq_len=max_seq_len, bs_list=sizes)
-    pool = None
     for bs in reversed(sizes):
         batch = Batch(reqs=[runner.dummy_req] * bs, phase="decode")
         batch.padded_reqs = batch.reqs
         runner.buffer.set_batch(batch)
         runner.attn_backend.prepare_for_capture(batch)
-        graph = torch.cuda.CUDAGraph()
         with get_global_ctx().forward_batch(batch), torch.inference_mode():
-            runner.buffer.logits[:bs] = model.forward()  # the first run may compile and allocate
-            with torch.cuda.graph(graph, pool=pool, stream=stream):
-                runner.buffer.logits[:bs] = model.forward()
-        pool = pool or graph.pool()
-        graphs[bs] = graph
+            recording = record(partial(_forward_into, model, runner.buffer.logits[:bs]))
+        if recording is None:
+            return {}
+        graphs[bs] = recording
     return graphs
 
 
@@ -114,17 +158,18 @@ class GraphRunner:
         dummy_req: Req,
     ) -> None:
         self.attn_backend, self.dummy_req = attn_backend, dummy_req
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.graphs: dict[int, Recording] = {}
         self.graph_bs_list: list[int] = []  # the recorded sizes, rising
-        if is_cuda(device) and attn_backend.supports_cuda_graph:
+        record = _make_recorder(device, stream) if attn_backend.supports_cuda_graph else None
+        if record is not None:
             sizes = _determine_cuda_graph_bs(cuda_graph_bs, cuda_graph_max_bs, free_memory)
             if sizes:
                 self.buffer = GraphCaptureBuffer.init(sizes[-1], vocab_size, device)
-                self.graphs = _capture_graphs(self, sizes, max_seq_len, model, stream)
-                self.graph_bs_list = sizes
+                self.graphs = _capture_graphs(self, sizes, max_seq_len, model, record)
+                self.graph_bs_list = sorted(self.graphs)
 
     def can_use_cuda_graph(self, batch: Batch) -> bool:
-        """Whether a recording fits: never on a CPU, and never for prefill."""
+        """Whether a recording fits; never for a prefill."""
         return batch.is_decode and batch.size <= max(self.graph_bs_list, default=0)
 
     def pad_batch(self, batch: Batch) -> None:

@@ -86,7 +86,7 @@ static inline __attribute__((always_inline)) void strip_TYPE(
 }
 
 /* With more than FEW rows, `turned` has room for whole blocks of them. */
-void linear_TYPE(const float *x, float *turned, const TYPE *w, const float *bias, float *y,
+int linear_TYPE(const float *x, float *turned, const TYPE *w, const float *bias, float *y,
                  int64_t n, int64_t in, int64_t out, int threads) {
   int64_t room = (n + BLOCK - 1) / BLOCK * BLOCK;
 #pragma omp parallel num_threads(threads)
@@ -106,6 +106,7 @@ void linear_TYPE(const float *x, float *turned, const TYPE *w, const float *bias
           strip_TYPE(x, turned, w + j * in, bias ? bias + j : bias, y + j, n, in, out, 1);
     }
   }
+  return 1;
 }
 """
 KERNEL = FEW_ROWS + MANY_ROWS + PRODUCT

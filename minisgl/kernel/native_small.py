@@ -16,8 +16,8 @@ from minisgl.kernel.utils import EXPONENTIAL, LANES, TYPES, load_jit
 ADD_RMSNORM = r"""
 #define WORTH 16384 /* numbers; with fewer, starting threads takes longer than the work */
 
-void add_rmsnorm_TYPE(const TYPE *x, const TYPE *residual, const TYPE *weight, TYPE *y,
-                      TYPE *total, int64_t rows, int64_t size, float eps, int threads) {
+int add_rmsnorm_TYPE(const TYPE *x, const TYPE *residual, const TYPE *weight, TYPE *y,
+                     TYPE *total, int64_t rows, int64_t size, float eps, int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows * size > WORTH)
   for (int64_t i = 0; i < rows; i++) {
     const TYPE *a = x + i * size, *b = residual + i * size;
@@ -32,11 +32,12 @@ void add_rmsnorm_TYPE(const TYPE *x, const TYPE *residual, const TYPE *weight, T
     for (int64_t c = 0; c < size; c += LANES)
       write_TYPE(to + c, read_TYPE(t + c) * scale * read_TYPE(weight + c));
   }
+  return 1;
 }
 """
 
 SILU_AND_MUL = r"""
-void silu_and_mul_TYPE(const TYPE *x, TYPE *y, int64_t rows, int64_t size, int threads) {
+int silu_and_mul_TYPE(const TYPE *x, TYPE *y, int64_t rows, int64_t size, int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows * size > WORTH)
   for (int64_t i = 0; i < rows; i++) {
     const TYPE *gate = x + 2 * i * size, *up = gate + size;
@@ -49,6 +50,7 @@ void silu_and_mul_TYPE(const TYPE *x, TYPE *y, int64_t rows, int64_t size, int t
       write_TYPE(to + c, g * over / (1.0f + e) * read_TYPE(up + c));
     }
   }
+  return 1;
 }
 """
 

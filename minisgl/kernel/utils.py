@@ -12,8 +12,10 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 
@@ -52,13 +54,30 @@ def _compile(source: str, compiler: str, flags: tuple[str, ...]) -> Path:
 # What a letter stands for: an address, a size (int64_t), a number (int), a float.
 PARAMETERS = {"a": ctypes.c_void_p, "s": ctypes.c_int64, "n": ctypes.c_int, "f": ctypes.c_float}
 
+Call = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+class Function:
+    """A C function that, while somebody listens, notes each of its calls."""
+
+    listening: ClassVar[list[Call] | None] = None  # where to; one list for all functions
+
+    def __init__(self, function: Callable[..., int]) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any) -> int:
+        if Function.listening is not None:
+            Function.listening.append((self.function, args))
+        return self.function(*args)
+
 
 @cache
 def load_jit(source: str, **functions: str) -> ctypes.CDLL | None:
     """The functions of a C source, or None where there is no C compiler or it can't compile this.
 
     `functions` tells what the parameters of each function are, a letter of `PARAMETERS` for each.
-    What a function returns is taken for an `int`.
+    What a function returns is taken for an `int`: 0 if it could not do what it was asked to. As an
+    attribute of the library each of them is a `Function`.
 
     The compiler is `CC`, else `cc`. What it makes is kept in `~/.cache/minisgl`. None as well when
     `MINISGL_JIT=0` is set. Whoever asks must have another way to do the same.
@@ -72,7 +91,9 @@ def load_jit(source: str, **functions: str) -> ctypes.CDLL | None:
         except (RuntimeError, OSError):
             continue
         for name, letters in functions.items():
-            getattr(library, name).argtypes = [PARAMETERS[letter] for letter in letters]
+            function = getattr(library, name)
+            function.argtypes = [PARAMETERS[letter] for letter in letters]
+            setattr(library, name, Function(function))
         return library
     return None
 
