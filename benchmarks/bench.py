@@ -67,7 +67,9 @@ def ragged(batch: int, mean: int = 128) -> list[int]:
 class Ours:
     """A hand-driven engine: the loop of chapter 06 and the milestone, which the tests use, too."""
 
-    def __init__(self, dtype: torch.dtype, slots: int, page_size: int = 1) -> None:
+    def __init__(
+        self, dtype: torch.dtype, slots: int, page_size: int = 1, record: bool = True
+    ) -> None:
         config = EngineConfig(
             course.model(),
             DistributedInfo(0, 1),
@@ -76,6 +78,7 @@ class Ours:
             max_running_req=16,
             page_size=page_size,
             num_page_override=max(2, -(-slots // page_size)),
+            cuda_graph_max_bs=None if record else 0,
         )
         self.engine = Engine(config)
         self.driver = Driver(self.engine)
@@ -321,11 +324,12 @@ def profile(args: argparse.Namespace, dtype: torch.dtype) -> None:
     """Where the time of a decode step goes, by kind of operation, and the longest operations.
 
     Python's time within a product or an attention counts as theirs; the rest is between operations.
+    Nothing is recorded here: a replay has no operations that a profiler could name.
     """
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiler
 
-    ours = Ours(dtype, 16 * 256)
+    ours = Ours(dtype, 16 * 256, record=False)
     for batch in args.batch:
         prompts, count = make_prompts(ragged(batch)), 8
         ours.run(prompts, 4)

@@ -65,14 +65,10 @@ class VLLM:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # or a core is kept free for the one that waits
             "OMP_NUM_THREADS": str(physical_cores()),
         }
-        intel = (
-            Path(python).parent.parent / "lib" / "libiomp5.so"
-        )  # comes with it, wants to be first
+        # Intel's OpenMP comes with it and has to be loaded first; 5 ms is what its workers get.
+        intel = Path(python).parent.parent / "lib" / "libiomp5.so"
         if intel.is_file():
-            env |= {
-                "LD_PRELOAD": str(intel),
-                "KMP_BLOCKTIME": "5",
-            }  # ms, as it sets it for a worker
+            env |= {"LD_PRELOAD": str(intel), "KMP_BLOCKTIME": "5"}
         self.log = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
         self.process = subprocess.Popen(
             [python, "-m", "benchmarks.others", "--serve"],

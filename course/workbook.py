@@ -117,6 +117,7 @@ _HINTS = {
             'compiler, flags, "-x", "c", "-", "-o", FILE, "-lm"; the source on its standard '
             "input; then `replace`"
         ),
+        "Function.__call__": "noted first, and called in any case",
         "load_jit": (
             "first with THREADS, then without; a RuntimeError or an OSError is a None; PARAMETERS "
             "has each letter's type, and the `argtypes` of a function are a list of such"
@@ -146,12 +147,31 @@ _HINTS = {
             "for a slot that the pool lacks, is NotImplemented, and so is all that doesn't fit"
         ),
     },
+    "engine/graph_cpu.py": {
+        "Pool.like": (
+            "a block as long as `x`'s storage whose user has expired, or a new one; "
+            "`torch.frombuffer(block.numpy(), dtype=...)` makes another tensor of a block"
+        ),
+        "Recording.__torch_dispatch__": (
+            "run it first: what it gave tells the rest. A view begins where one of `args` does "
+            "(`memory`); `func._schema.is_mutable` tells what writes; COPYING copies from `args[0]`"
+        ),
+        "CPURecorder.__call__": "whatever happens, nobody listens to `Function` afterwards",
+    },
     "attention/auto_backend.py": {
         "_functions": "the letters of `attend_TYPE` in the order of its parameters; see `load_jit`",
         "PagedDecodePlan.__init__": (
             "one size for all parts: the batch's tokens over the threads, rounded up, but within "
             "SMALLEST_PART and LARGEST_PART; `parts` and `firsts` as `attend_TYPE` wants them, "
             "int32; a part's scratch is, per head, 2 + head_dim and its scores, vectors of eight"
+        ),
+        "FixedDecodePlan.__init__": (
+            "parts: LARGEST_PART each, for the longest requests; with short ones as many as there "
+            "are requests and threads; scratch for LARGEST_PART scores"
+        ),
+        "AutoBackend.prepare_for_capture": (
+            "metadata as for any batch, copied into the fixed plan of its padded size, and that "
+            "plan in place of its own"
         ),
     },
     "models/utils.py": {
@@ -194,6 +214,12 @@ _HINTS = {
     },
     "engine/graph.py": {
         "_determine_cuda_graph_bs": "the largest: 256 with more than 80 GiB free, else 160",
+        "_make_recorder": "`CPURecorder()` of minisgl.engine.graph_cpu, imported only here",
+        "_capture_graphs": (
+            "for each size, in this order: a decode batch of dummies, also as `padded_reqs`; its "
+            "inputs from the buffer; the backend's metadata; then, as the context's batch and in "
+            "inference mode, `record` of a `_forward_into` the buffer's first `bs` rows of logits"
+        ),
     },
     "engine/engine.py": {
         "plan_memory": "the override changes the number of pages and not the budget",

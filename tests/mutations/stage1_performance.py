@@ -7,6 +7,7 @@ UTILS = "minisgl/kernel/utils.py"
 NATIVE = "minisgl/kernel/native_linear.py"
 BACKEND = "minisgl/attention/auto_backend.py"
 SMALL = "minisgl/kernel/native_small.py"
+RECORD = "minisgl/engine/graph_cpu.py"
 
 CHANGES = [
     Change(
@@ -360,7 +361,135 @@ CHANGES = [
         "check_storing",
         "left to the reference",
     ),
+    Change(
+        "memory is given away while it is used",
+        RECORD,
+        "Pool.like",
+        "if len(b) == size and user.expired()",
+        "if len(b) == size",
+        "check_replaying",
+        "is off by",
+    ),
+    Change(
+        "memory is never used again",
+        RECORD,
+        "Pool.like",
+        "if len(b) == size and user.expired()",
+        "if False and user.expired()",
+        "check_memory_is_used_again",
+        "two or three will do",
+    ),
+    Change(
+        "tensors of a pass keep their ordinary memory",
+        RECORD,
+        "Recording.__torch_dispatch__",
+        "return self.graph.pool.like(result)",
+        "return result",
+        "check_replaying",
+        "",
+    ),
+    Change(
+        "what is written is not written again",
+        RECORD,
+        "Recording.__torch_dispatch__",
+        "            self.again(func, *args, **kwargs)\n",
+        "",
+        "check_replaying",
+        "is off by",
+    ),
+    Change(
+        "a copy is taken for a view",
+        RECORD,
+        "Recording.__torch_dispatch__",
+        "if set(map(memory, results)) <= set(map(memory, args)):",
+        "if func.is_view:",
+        "check_replaying",
+        "inference_mode: replay",
+    ),
+    Change(
+        "results are computed again, and left where they are",
+        RECORD,
+        "Recording.__torch_dispatch__",
+        "self.again(lambda: kept.copy_(func(*args, **kwargs)))",
+        "self.again(func, *args, **kwargs)",
+        "check_replaying",
+        "is off by",
+    ),
+    Change(
+        "numbers go to Python unnoticed",
+        RECORD,
+        "Recording.__torch_dispatch__",
+        """        if None in map(memory, results):
+            raise NotRecordable(f"{func} returns something else than tensors of the CPU")
+""",
+        """        if None in map(memory, results):
+            return result
+""",
+        "check_what_cannot_be_recorded",
+        "should give None",
+    ),
+    Change(
+        "somebody listens for ever",
+        RECORD,
+        "CPURecorder.__call__",
+        "        finally:\n            Function.listening = None\n",
+        "",
+        "check_what_cannot_be_recorded",
+        "still listens",
+    ),
+    Change(
+        "nobody listens to C",
+        RECORD,
+        "CPURecorder.__call__",
+        "Function.listening = graph.calls",
+        "Function.listening = None",
+        "check_c_calls_are_recorded",
+        "not made again",
+    ),
+    Change(
+        "a refusal goes unnoticed",
+        RECORD,
+        "CPUGraph.replay",
+        "            if not function(*args):\n",
+        "            function(*args)\n            if False:\n",
+        "check_c_calls_are_recorded",
+        "should raise IndexError",
+    ),
+    Change(
+        "too little room for long requests",
+        BACKEND,
+        "FixedDecodePlan.__init__",
+        "max(bs * -(-width // LARGEST_PART), bs + threads)",
+        "bs + threads",
+        "check_fixed_plan",
+        "",
+    ),
+    Change(
+        "the parts of the batch before are kept",
+        BACKEND,
+        "FixedDecodePlan.take",
+        "self.parts[: len(plan.parts)], self.firsts[:] = plan.parts, plan.firsts",
+        "self.firsts[:] = plan.firsts",
+        "check_fixed_plan",
+        "other numbers",
+    ),
+    Change(
+        "taking a plan is keeping it",
+        BACKEND,
+        "FixedDecodePlan.take",
+        "        self.table[:, : plan.table.shape[1]] = plan.table\n",
+        "        self.hold(plan.table, plan.parts, plan.firsts, self.scratch.shape[1])\n",
+        "check_fixed_plan",
+        "the addresses changed",
+    ),
     # Right, in another way.
+    Change(
+        "a change of dtype is computed again, and copied",
+        RECORD,
+        "Recording.__torch_dispatch__",
+        "        if func in COPYING:",
+        "        if False:",
+    ),
     Change(
         "rows that lie apart are copied",
         SMALL,
@@ -369,11 +498,11 @@ CHANGES = [
         "flat = x.flatten(1).clone()",
     ),
     Change(
-        "parts of another size",
+        "parts of one size",
         BACKEND,
         "PagedDecodePlan.__init__",
         "size = max(SMALLEST_PART, min(share, LARGEST_PART))",
-        "size = 100",
+        "size = LARGEST_PART",
     ),
     Change(
         "swapped through F.linear",
