@@ -117,7 +117,7 @@ _HINTS = {
             'compiler, flags, "-x", "c", "-", "-o", FILE, "-lm"; the source on its standard '
             "input; then `replace`"
         ),
-        "Function.__call__": "noted first, and called in any case",
+        "Function.__call__": "noted and not called: 1, as of a function that could",
         "load_jit": (
             "first with THREADS, then without; a RuntimeError or an OSError is a None; PARAMETERS "
             "has each letter's type, and the `argtypes` of a function are a list of such"

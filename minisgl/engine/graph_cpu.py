@@ -19,20 +19,21 @@ class Pool:
     """Memory for tensors that come and go while passes are recorded, and for nothing else after."""
 
     def __init__(self) -> None:
-        self.blocks: list[tuple[torch.Tensor, StorageWeakRef]] = []  # bytes, and who has them now
+        # Each with its size in bytes, and who has it now.
+        self.blocks: list[tuple[int, torch.Tensor, StorageWeakRef]] = []
 
     def like(self, x: torch.Tensor) -> torch.Tensor:
         """A new tensor like `x` (shape, strides, dtype), with undefined contents."""
         size = x.untyped_storage().nbytes()
         if size == 0:
             return torch.empty_like(x)
-        free = [i for i, (b, user) in enumerate(self.blocks) if len(b) == size and user.expired()]
+        free = [i for i, (n, _, user) in enumerate(self.blocks) if n == size and user.expired()]
         if free:
-            block, _ = self.blocks.pop(free[-1])
+            _, block, _ = self.blocks.pop(free[-1])
         else:
             block = torch.empty(size, dtype=torch.uint8, device="cpu")
         made = torch.frombuffer(block.numpy(), dtype=x.dtype)
-        self.blocks.append((block, StorageWeakRef(made.untyped_storage())))
+        self.blocks.append((size, block, StorageWeakRef(made.untyped_storage())))
         return made.as_strided(x.shape, x.stride(), x.storage_offset())
 
 
@@ -80,6 +81,10 @@ class Recording(TorchDispatchMode):
     def __init__(self, graph: CPUGraph) -> None:
         super().__init__()
         self.graph = graph
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and importing the compiler takes a second
 
     def again(self, operation: Any, *args: Any, **kwargs: Any) -> None:
         """Add a call; what it returns, a tensor, is no answer to whether it could."""

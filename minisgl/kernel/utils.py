@@ -58,7 +58,7 @@ Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 class Function:
-    """A C function that, while somebody listens, notes each of its calls."""
+    """A C function that is called; but while somebody listens, its calls are noted instead."""
 
     listening: ClassVar[list[Call] | None] = None  # where to; one list for all functions
 
@@ -68,6 +68,7 @@ class Function:
     def __call__(self, *args: Any) -> int:
         if Function.listening is not None:
             Function.listening.append((self.function, args))
+            return 1  # as if it could
         return self.function(*args)
 
 
