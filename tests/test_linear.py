@@ -526,7 +526,7 @@ def test_replacements_live_as_long_as_the_engine(kernel: str) -> None:
 @compiled
 def test_the_profile_of_the_benchmarks_names_what_runs_in_c() -> None:
     """PyTorch's profiler sees its own operations only; without names, products took 0 %."""
-    with started(course.tiny("qwen3")) as driver, bench.labeled():
+    with started(course.tiny("qwen3"), cuda_graph_max_bs=0) as driver, bench.labeled():
         with profile(activities=[ProfilerActivity.CPU]) as record:
             driver.run([[1, 2, 3]], 3)
         seen = {event.key for event in record.key_averages()}
