@@ -13,7 +13,7 @@ from typing import Any
 
 from course import stubs
 from course.builder import builder, is_workbook, reference_root
-from course.reference import Written, to_write
+from course.reference import Written, code_cells, to_write
 from course.source import PACKAGE, directive, parse
 from course.workbook import dotted, running_chapter
 
@@ -66,13 +66,14 @@ class Unwritten:
     def forget(self, namespace: dict[str, Any], names: list[str], cause: str) -> None:
         """Drop the values of names that should have become something else and could not.
 
-        Nothing that runs later then goes on with what an earlier cell called by the same name.
+        Nothing that runs later then goes on with what an earlier cell called by the same name. A
+        module or function stays: it may be right, though a file that is being built lacks it.
         """
         for name in names:
+            self._names[name] = cause
             value = namespace.get(name)
             if not (isinstance(value, ModuleType) or callable(value)):
                 namespace.pop(name, None)
-                self._names[name] = cause
 
 
 unwritten: Unwritten | None = None  # of this process, where it runs a reader's package
@@ -82,13 +83,22 @@ unwritten: Unwritten | None = None  # of this process, where it runs a reader's 
 def _homes() -> dict[str, Written]:
     """Where the book writes each name: in the running chapter, else in a file, else in a cell."""
     homes: dict[str, Written] = {}
-    running = running_chapter()
-    for item in sorted(
-        to_write(reference_root()), key=lambda w: (w.chapter != running, not w.path)
-    ):
+    root, running = reference_root(), running_chapter()
+
+    def in_turn(found: list[Written]) -> list[Written]:
+        return sorted(found, key=lambda w: (w.chapter != running, not w.path))
+
+    for item in in_turn(to_write(root)):
         homes.setdefault(item.name, item)
         homes.setdefault(item.name.split(".")[0], item)
-        homes.setdefault(dotted(item.path) if item.path else item.name, item)
+    builds = [
+        Written(c.chapter, c.path, "", heading, c) for c, heading in code_cells(root) if c.path
+    ]
+    for item in in_turn(builds):
+        module = dotted(item.path)
+        while module:
+            homes.setdefault(module, item)
+            module = module.rpartition(".")[0]  # a folder that is not there is missed by its name
     return homes
 
 
@@ -179,7 +189,8 @@ def _bound_from(cell: str, line: int) -> list[str]:
     except SyntaxError:
         return []
     if directive(cell) is not None:
-        return parse(cell).names
+        source = parse(cell)
+        return [*source.names, *(item.bound for item in source.imports)]
     names: dict[str, None] = {}
     for node in tree.body:
         if (node.end_lineno or node.lineno) < line:

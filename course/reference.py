@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,11 @@ class Written:
     cell: BuildCell
 
 
-def to_write(root: Path, names: list[str] | None = None) -> list[Written]:
-    """Everything that the workbooks leave to the reader, in the order of the book."""
-    found = []
+def code_cells(root: Path, names: list[str] | None = None) -> Iterator[tuple[BuildCell, str]]:
+    """The code cells of the chapters, in order, each with the nearest heading above it.
+
+    The path of a cell that builds nothing is "".
+    """
     for chapter in notebooks.chapters(root) if names is None else names:
         heading = chapter
         for index, cell in enumerate(notebooks.read(root, chapter).cells):
@@ -41,10 +44,16 @@ def to_write(root: Path, names: list[str] | None = None) -> list[Written]:
                 heading = heads[-1].replace("`", "") if heads else heading
             elif cell.cell_type == "code":
                 path = directive(cell.source) or ""
-                for name in stubbed(chapter, cell.source)[1]:
-                    build = BuildCell(chapter, index, path, cell.source)
-                    found.append(Written(chapter, path, name, heading, build))
-    return found
+                yield BuildCell(chapter, index, path, cell.source), heading
+
+
+def to_write(root: Path, names: list[str] | None = None) -> list[Written]:
+    """Everything that the workbooks leave to the reader, in the order of the book."""
+    return [
+        Written(cell.chapter, cell.path, name, heading, cell)
+        for cell, heading in code_cells(root, names)
+        for name in stubbed(cell.chapter, cell.text)[1]
+    ]
 
 
 def find_written(root: Path, name: str) -> list[Written]:

@@ -25,6 +25,7 @@ from browser import TIMEOUT_MS, Watch, chromium
 
 START_S = 120
 RUN_MS = 300_000
+ERRORS = ".jp-OutputArea-output[data-mime-type*='error']"
 
 
 def takes_minutes() -> None:
@@ -125,7 +126,7 @@ def opened(lab: tuple[str, str], notebook: str) -> Iterator[Any]:
 
 
 def run_all(page: Any) -> None:
-    """*Run → Run All Cells*, until the last cell has its output."""
+    """*Run → Run All Cells*, until the last cell has its output; an error ends it at once."""
     page.locator(".jp-Notebook .jp-CodeCell").first.wait_for()
     kernel = page.locator("#jp-main-statusbar", has_text=re.compile(r"Python 3[^|]*\|\s*Idle"))
     kernel.wait_for(timeout=START_S * 1000)
@@ -139,11 +140,15 @@ def run_all(page: Any) -> None:
     if asked.count():
         asked.click()
     page.wait_for_function(
-        """() => {
+        """errors => {
             const marks = [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')]
                 .map(e => e.textContent.trim())
                 .filter(mark => mark);  // cells with hidden code have none
-            return marks.length > 10 && marks.every(m => /^\\[\\d+\\]:$/.test(m));
+            const ran = marks.length > 10 && marks.every(m => /^\\[\\d+\\]:$/.test(m));
+            return ran || (document.querySelector(errors) && !marks.includes('[*]:'));
         }""",
+        arg=ERRORS,
         timeout=RUN_MS,
     )
+    errors = page.locator(ERRORS)
+    assert errors.count() == 0, errors.first.inner_text()

@@ -175,11 +175,6 @@ def wait_for_text(widget: Any, *texts: str) -> None:
     wait_until(widget.page, lambda: not missing(), lambda: f"not in the captions: {missing()}")
 
 
-def test_no_cell_failed(ran: Any) -> None:
-    errors = ran.locator(".jp-OutputArea-output[data-mime-type*='error']")
-    assert errors.count() == 0, errors.first.inner_text()
-
-
 def test_every_control_reruns_the_code_and_comes_back(ran: Any) -> None:
     """Another value gives another picture, the old value the old one again."""
     widgets = ran.locator(".mg-widget:has(.mg-controls)")

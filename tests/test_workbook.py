@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -351,6 +352,44 @@ def test_an_untouched_workbook_runs_through_and_never_sees_the_reference(books, 
     assert out[-1] == "1.0"
     record = json.loads((folder / ".progress.json").read_text(encoding="utf-8"))
     assert set(record["01_core"].values()) == {OPEN}
+
+
+RUN_BUILD_CELLS = """
+import multiprocessing, os, sys
+import nbformat, torch
+from IPython.core.interactiveshell import InteractiveShell
+from course.source import directive
+
+def run(path):
+    os.chdir(os.path.dirname(path))
+    shell = InteractiveShell.instance()
+    shell.run_cell("%load_ext course")
+    for cell in nbformat.read(path, as_version=4).cells:
+        if directive(cell.source) and not shell.run_cell(cell.source).success:
+            sys.exit(f"{path} stopped at:\\n{cell.source}")
+
+ends = []
+for path in sys.argv[1:]:  # a process each, in which PyTorch is imported already
+    process = multiprocessing.get_context("fork").Process(target=run, args=[path])
+    process.start()
+    process.join()
+    ends.append(process.exitcode)
+sys.exit(any(ends))
+"""
+
+
+def test_the_build_cells_of_any_chapter_run_through_on_nothing(books, tmp_path):
+    """Each may be the first that is opened: what it lacks is said by chapter, and no cell stops."""
+    paths = []
+    for chapter in CHAPTERS:
+        shutil.copytree(books, tmp_path / chapter)
+        paths.append(str(tmp_path / chapter / "notebooks" / f"{chapter}.ipynb"))
+    command = [sys.executable, "-c", RUN_BUILD_CELLS, *paths]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    missing = [line for line in done.stdout.splitlines() if line.startswith(stubs.MARK)]
+    assert len(missing) > 20
+    assert not [line for line in missing if "(" not in line]
 
 
 # --- Judging --------------------------------------------------------------------------------------

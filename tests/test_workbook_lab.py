@@ -9,13 +9,12 @@ from typing import Any
 
 import nbformat
 import pytest
-from lab import forget_outputs, jupyter_lab, opened, run_all, takes_minutes
+from lab import ERRORS, forget_outputs, jupyter_lab, opened, run_all, takes_minutes
 
 from course import notebooks, stubs, workbook
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTER = "01_core"
-ERRORS = ".jp-OutputArea-output[data-mime-type*='error']"
 
 pytestmark = pytest.mark.browser
 
@@ -49,8 +48,6 @@ def test_every_untouched_workbook_runs_through(chapter: str, lab: tuple[str, str
     with opened(lab, chapter) as page:
         page.locator("blockquote", has_text="This is a workbook").first.wait_for()
         run_all(page)
-        errors = page.locator(ERRORS)
-        assert errors.count() == 0, errors.first.inner_text()
         assert page.locator(".jp-OutputArea-output", has_text=stubs.MARK).count()
 
 
@@ -60,8 +57,6 @@ def code_cell(page: Any, text: str) -> Any:
 
 def test_an_untouched_workbook_runs_through_and_says_what_is_missing(page: Any) -> None:
     run_all(page)
-    errors = page.locator(ERRORS)
-    assert errors.count() == 0, errors.first.inner_text()
     said = [text for text in page.locator(".jp-OutputArea-output").all_inner_texts() if text]
     missing = [text for text in said if stubs.MARK in text]
     assert len(missing) > 20
