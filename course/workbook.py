@@ -127,8 +127,8 @@ _HINTS = {
     "kernel/native_linear.py": {
         "_functions": "the letters of `linear_TYPE` in the order of its parameters; see `load_jit`",
         "native": (
-            "(x, turned, w, bias, y, n, in, out, threads), float32 x and contiguous tensors; "
-            "`turned` has room for whole blocks, and may be None for up to FEW rows"
+            "(x, room, w, bias, y, n, in, out, threads), all contiguous; `room` is in float32, of "
+            "x's shape, but for more than FEW rows in whole blocks of them"
         ),
     },
     "kernel/native_small.py": {

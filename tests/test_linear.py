@@ -195,10 +195,33 @@ def test_defaults_of_torch_do_not_reach_c(default: torch.dtype | str) -> None:
     assert all(map(torch.equal, got, expected))
 
 
-def test_native_refuses_shapes_that_do_not_fit() -> None:
-    for bias, width in ((None, 7), (torch.ones(3), 8), (torch.ones(1), 8), (torch.ones(1, 4), 8)):
+def test_native_refuses_what_does_not_fit() -> None:
+    x, half = torch.ones(2, 8), torch.ones(4).bfloat16()
+    unfit = [(x[:, :7], None), (x, torch.ones(3)), (x, torch.ones(1)), (x, torch.ones(1, 4))]
+    for given, bias in [*unfit, (x.bfloat16(), None), (x, half), (x.bfloat16(), half)]:
         with pytest.raises((ValueError, RuntimeError), match=r"expected x|no C compiler"):
-            native_linear.native(torch.ones(2, width), torch.ones(4, 8), bias)
+            native_linear.native(given, torch.ones(4, 8), bias)
+
+
+def test_less_is_not_enough_where_there_is_native(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured alone, `F.linear` may look a little faster; between other products it is not."""
+    seconds = {"native": 1.0, "linear": 0.8, "fbgemm": 0.72}
+    form, packed = as_is(torch.bfloat16), Form("packed", (linear_auto.fbgemm,), pack=torch.clone)
+    weights = [torch.ones(16, 16).bfloat16()]
+    there = set(seconds)
+    monkeypatch.setattr(linear_auto, "works", lambda product, *_: product.__name__ in there)
+    monkeypatch.setattr(linear_auto, "time_product", lambda product, *_: seconds[product.__name__])
+
+    def chosen() -> tuple[str, str]:
+        plans = [plan for f in (form, packed) if (plan := linear_auto.measure(f, weights))]
+        return plans[0].products[0].__name__, linear_auto.decide(plans).form.name
+
+    assert chosen() == ("native", "as loaded")
+    seconds["linear"] = 0.6
+    assert chosen() == ("linear", "as loaded"), "clearly faster"
+    there.remove("native")
+    seconds |= {"linear": 0.8, "fbgemm": 0.7}
+    assert chosen() == ("linear", "packed"), "without a compiler"
 
 
 SIX = "int six(void) { return 6; }"

@@ -106,7 +106,7 @@ class Form(NamedTuple):
 
 def as_is(dtype: torch.dtype) -> Form:
     """The weight as it was loaded: `[out, in]`, row after row."""
-    products: tuple[Product, ...] = (F.linear, native, swapped, blocks, onednn)
+    products: tuple[Product, ...] = (native, F.linear, swapped, blocks, onednn)
     return Form("as loaded", products if dtype == torch.float32 else (*products, widened))
 
 
@@ -210,8 +210,13 @@ class Plan(NamedTuple):
         return self.products[bisect_left(ROWS, rows)]
 
 
-MUST_GAIN = 0.93  # what is less plain has to take at most so much of the time, or is not chosen
-PREFILL_GAIN = 0.8  # the same for more rows than were tried, since the plain gains with each row
+MUST_GAIN = 0.93  # what comes later has to take at most so much of the time, or is not chosen
+CLEAR_GAIN = 0.7  # the same where there is `native`, and for more rows than were tried
+
+
+def needed_gain(products: Sequence[Product]) -> float:
+    """What share of the time something else may take at most to be chosen."""
+    return CLEAR_GAIN if native in products else MUST_GAIN
 
 
 def fastest(timed: Sequence[tuple[float, Product]], gain: float) -> tuple[float, Product]:
@@ -226,7 +231,7 @@ def fastest(timed: Sequence[tuple[float, Product]], gain: float) -> tuple[float,
 def measure(form: Form, weights: Sequence[torch.Tensor]) -> Plan | None:
     """The fastest product of one form for each number of rows; None if it cannot be had here.
 
-    The last, for still more rows, is never `native`, and was faster by PREFILL_GAIN with the most.
+    The last, for still more rows, is never `native`, and was faster by CLEAR_GAIN with the most.
     """
     dtype = weights[0].dtype
     products = [product for product in form.products if works(product, form, dtype)]
@@ -243,18 +248,19 @@ def measure(form: Form, weights: Sequence[torch.Tensor]) -> Plan | None:
         for product in products:
             best = min((seconds for seconds, _ in timed), default=float("inf"))
             timed.append((time_product(product, x, stored, best), product))
-        chosen.append(fastest(timed, MUST_GAIN))
-    for_more = fastest([t for t in timed if t[1] is not native], PREFILL_GAIN)[1]
+        chosen.append(fastest(timed, needed_gain(products)))
+    for_more = fastest([t for t in timed if t[1] is not native], CLEAR_GAIN)[1]
     return Plan(form, (*(p for _, p in chosen), for_more), tuple(s for s, _ in chosen))
 
 
 def decide(plans: Sequence[Plan]) -> Plan:
     """The plan with the smallest times, each number of rows counting alike; `plans[0]` is as is."""
     least = [min(times) for times in zip(*(plan.seconds for plan in plans), strict=True)]
+    gain = needed_gain(plans[0].products)
 
     def cost(plan: Plan) -> float:
         ratios = [mine / best for mine, best in zip(plan.seconds, least, strict=True)]
-        return sum(ratios) if plan.form.pack is None else sum(ratios) / MUST_GAIN
+        return sum(ratios) if plan.form.pack is None else sum(ratios) / gain
 
     return min(plans, key=cost)
 

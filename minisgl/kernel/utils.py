@@ -129,6 +129,12 @@ static inline float one_bfloat16(bfloat16 x) {
   memcpy(&y, &wide, sizeof y);
   return y;
 }
+static inline float round_float(float x) { return x; }
+static inline bfloat16 round_bfloat16(float x) {
+  bfloat16 y[LANES];
+  write_bfloat16(y, x - (lanes){0});
+  return y[0];
+}
 static inline lanes spread_float(const float *p) { return *p - (lanes){0}; } /* in all lanes */
 static inline lanes spread_bfloat16(const bfloat16 *p) { /* twice into each, and one shifted out */
   return (lanes)((bits)(*p - (pairs){0}) << 16);
