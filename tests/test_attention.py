@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from hand_driven import compiled
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -218,10 +219,7 @@ def test_paged_packed_attention_is_plain_attention(case: Case, sparse: bool) -> 
         check(case)
 
 
-COMPILED = bool(auto_backend._functions())
-
-
-@pytest.mark.skipif(not COMPILED, reason="no C compiler")
+@compiled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_the_compiled_plan(dtype: torch.dtype, threads: int) -> None:
@@ -246,7 +244,7 @@ def test_the_compiled_plan(dtype: torch.dtype, threads: int) -> None:
         torch.set_num_threads(before)
 
 
-@pytest.mark.skipif(not COMPILED, reason="no C compiler")
+@compiled
 def test_the_compiled_plan_with_large_scores() -> None:
     """Scores of hundreds: the largest takes all, in whichever part it is, and nothing overflows."""
     reset_global_ctx()
@@ -257,7 +255,7 @@ def test_the_compiled_plan_with_large_scores() -> None:
     torch.testing.assert_close(world.run().double(), world.expected(), rtol=0, atol=1e-4)
 
 
-@pytest.mark.skipif(not COMPILED, reason="no C compiler")
+@compiled
 @pytest.mark.parametrize("token", [0, 5, 8])
 def test_the_compiled_plan_hides_no_nan(token: int) -> None:
     """A NaN among a request's own keys is that request's result, and nobody else's."""

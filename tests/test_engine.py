@@ -14,11 +14,10 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from hand_driven import Driver, config_for, hf_tokens, started
+from hand_driven import Driver, compiled, config_for, hf_tokens, started
 
 from course import checkpoints
 from minisgl import core
-from minisgl.attention import auto_backend
 from minisgl.core import Batch, SamplingParams, get_global_ctx
 from minisgl.distributed import DistributedInfo, set_tp_info, try_get_tp_info
 from minisgl.engine import Engine, EngineConfig
@@ -584,9 +583,6 @@ def test_device_names() -> None:
             resolve_device(name)
 
 
-recorded = pytest.mark.skipif(not auto_backend._functions(), reason="no C compiler")
-
-
 @pytest.mark.parametrize(
     "changes", [{"attention_backend": "torch"}, {"cuda_graph_max_bs": 0}, {"cuda_graph_bs": []}]
 )
@@ -602,7 +598,7 @@ def test_nothing_is_recorded(changes: dict[str, Any]) -> None:
             assert batch.padded_reqs == [req]
 
 
-@recorded
+@compiled
 def test_sizes_that_are_recorded_on_a_cpu() -> None:
     for changes, sizes in [
         ({"max_running_req": 5}, [1, 2, 4]),
@@ -615,7 +611,7 @@ def test_sizes_that_are_recorded_on_a_cpu() -> None:
             assert runner.graph_bs_list == sizes == sorted(runner.graphs)
 
 
-@recorded
+@compiled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", checkpoints.TINY_NAMES)
 def test_a_replay_is_the_pass(
@@ -642,7 +638,7 @@ def test_a_replay_is_the_pass(
         assert seen == [(3, 4), (1, 1), (3, 4), (2, 2), (4, 4), (3, 4)]  # five: as it was
 
 
-@recorded
+@compiled
 def test_a_batch_that_was_not_padded_runs_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = prompts_of(5, 9, 2)
     with started(tiny(), max_running_req=4) as driver:
@@ -651,7 +647,7 @@ def test_a_batch_that_was_not_padded_runs_as_before(monkeypatch: pytest.MonkeyPa
         assert driver.run(prompts, 6) == expected
 
 
-@recorded
+@compiled
 def test_a_replay_refuses_what_the_pass_refuses() -> None:
     """The same error, and the engine goes on."""
     for largest in (0, 4):
@@ -669,7 +665,7 @@ def test_a_replay_refuses_what_the_pass_refuses() -> None:
             assert driver.run([[3, 1, 4]], 6)[0][1:] == left
 
 
-@recorded
+@compiled
 def test_what_cannot_be_recorded_runs_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     with started(tiny()) as driver:
         expected = driver.run([[1, 2, 3]], 4)
@@ -686,7 +682,7 @@ def test_what_cannot_be_recorded_runs_as_before(monkeypatch: pytest.MonkeyPatch)
         assert driver.run([[1, 2, 3]], 4) == expected
 
 
-@recorded
+@compiled
 def test_recordings_end_with_their_engine() -> None:
     with started(tiny()) as driver:
         runner = driver.engine.graph_runner

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections.abc import Iterator
+from itertools import repeat
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hand_driven import config_for, hf_tokens, started
+from hand_driven import compiled, config_for, hf_tokens, started
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM
 
@@ -203,6 +205,20 @@ def test_native_refuses_what_does_not_fit() -> None:
             native_linear.native(given, torch.ones(4, 8), bias)
 
 
+def test_a_long_run_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = []
+
+    def product(x: torch.Tensor, *_: object) -> torch.Tensor:
+        runs.append(time.sleep(0.003))
+        return x
+
+    for most, count in ((0.001, 2), (60.0, 4)):  # one doesn't count
+        runs.clear()
+        monkeypatch.setattr(linear_auto, "LONG", most)
+        assert linear_auto.time_product(product, torch.ones(1, 1), repeat(None), 60.0) >= 0.003
+        assert len(runs) == count
+
+
 def test_less_is_not_enough_where_there_is_native(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measured alone, `F.linear` may look a little faster; between other products it is not."""
     seconds = {"native": 1.0, "linear": 0.8, "fbgemm": 0.72}
@@ -390,7 +406,6 @@ def test_memory_of_an_engine() -> None:
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 # The references round each of their steps to bfloat16, C only the last.
 NEAR = {torch.float32: CLOSE, torch.bfloat16: {"rtol": 0.02, "atol": 1e-2}}
-compiled = pytest.mark.skipif(not native_small._functions(), reason="no C compiler")
 
 
 @compiled

@@ -168,6 +168,7 @@ class PackedWeight(torch.Tensor):
 ROWS = (1, 4, 16, 128)  # numbers of rows that are tried: three decodes, and a prefill
 PART_BYTES = 8 << 20  # of a larger weight only parts are tried
 SAMPLE_BYTES = 48 << 20  # all weights that are tried in turn: more than most caches hold
+LONG = 2e-3  # seconds: a run of so long is not repeated
 
 
 def samples(weight: torch.Tensor) -> list[torch.Tensor]:
@@ -184,7 +185,8 @@ def time_product(product: Product, x: torch.Tensor, weights: Iterator[Any], best
 
     `best` is the time to beat. A run before the three doesn't count, as it also prepares the
     product for these shapes; but if it is hopeless (more than 10 times `best`), its time is the
-    answer. A later run of more than 2 times `best` is the last: the product is no match.
+    answer. A later run of more than 2 times `best` is the last, for the product is no match, and
+    so is one of more than LONG: what disturbs a run counts less, the longer it is.
     """
     seconds = float("inf")
     for i in range(4):
@@ -193,7 +195,7 @@ def time_product(product: Product, x: torch.Tensor, weights: Iterator[Any], best
         product(x, weight, None)
         last = time.perf_counter() - start
         seconds = min(seconds, last) if i else seconds
-        if last > (2 if i else 10) * best:
+        if last > (2 if i else 10) * best or (i > 0 and last > LONG):
             return min(seconds, last)
     return seconds
 
