@@ -237,7 +237,7 @@ def _make_graph_runner(engine: Engine, undo: ExitStack) -> GraphRunner:
     """Step 9: last, because to record a pass is to run one.
 
     On a CPU no more than 16 requests, unless the config says so: what a replay saves is Python's
-    time, which is the same for any batch, and each size takes the time of a pass now.
+    time, which is the same for any batch, and each size costs memory and a moment of the start.
     """
     config, largest = engine.config, engine.config.cuda_graph_max_bs
     if largest is None and not is_cuda(engine.device):
