@@ -634,7 +634,7 @@ CHANGES = [
         "if name in self._table and _home(self._table[name]) != _home(item):",
         "if False:",
         "check_registry",
-        "was expected for",
+        "'hammer' should be named",
     ),
     Change(
         "a name is taken once and for all",
@@ -787,7 +787,7 @@ CHANGES = [
         "self.weight = self._kernels",
         "self._kernels",
         "check_packing",
-        "numbers",
+        "80 and twice 5 bytes",
     ),
     Change(
         "a head does nothing after loading",
