@@ -63,7 +63,7 @@ _HINTS = {
     },
     "layers/linear.py": {
         "_LinearTPImpl.__init__": "shapes of weights are [out, in]",
-        "_LinearTPImpl.post_load": "its full name is `_concat_prefix(prefix, \"weight\")`",
+        "_LinearTPImpl.post_load": 'its full name is `_concat_prefix(prefix, "weight")`',
     },
     "layers/rotary.py": {
         "_yarn_context": (
