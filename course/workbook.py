@@ -205,8 +205,8 @@ _HINTS = {
     },
     "attention/torch_backend.py": {
         "TorchBackend.__init__": (
-            "the shape of `k_cache(0)` tells most; each layer's entry of `slots` is its K and its V, "
-            "viewed as [num_slots, num_kv_heads, head_dim]"
+            "the shape of `k_cache(0)` tells most; a layer's entry of `slots` is its K and its V "
+            "as [num_slots, num_kv_heads, head_dim]"
         ),
         "TorchBackend.forward": "assert that the metadata are there, then write, then read",
         "TorchBackend.prepare_metadata": "the slots of a request stand in row `table_idx`",
