@@ -1,7 +1,7 @@
 """`python -m course COMMAND`: the course from the command line.
 
 build, check, run, pull: the notebooks and the package. workbook, status: write it yourself.
-mutations: how good the checks are. model: fetch the model.
+mutations, mutants: how good the checks are. model: fetch the model.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ def main(arguments: list[str] | None = None) -> int:
     status.add_argument("--quick", action="store_true", help="the last verdicts; run no check")
     mutations = commands.add_parser("mutations", help="wrong solutions, and who catches them")
     mutations.add_argument("chapters", nargs="*", help="names such as 01_core (default: all)")
+    mutants = commands.add_parser("mutants", help="mistakes made by rule, and which survive")
+    mutants.add_argument("chapters", nargs="*", help="names such as 01_core (default: all)")
+    mutants.add_argument("--sample", type=int, help="so many of each chapter, always the same")
     commands.add_parser("model", help="fetch and convert the model, and print its folder")
     options = parser.parse_args(arguments)
     root = find_root()
@@ -137,6 +140,14 @@ def _mutations(root: Path, options: argparse.Namespace) -> int:
         print(line, flush=True)
         missed += is_missed
     return 1 if missed else 0
+
+
+def _mutants(root: Path, options: argparse.Namespace) -> int:
+    from course import mutants
+
+    for line, _ in mutants.table(reference_root(), options.chapters, options.sample):
+        print(line, flush=True)
+    return 0
 
 
 if __name__ == "__main__":
