@@ -7,6 +7,7 @@ mutations, mutants: how good the checks are. model: fetch the model.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
@@ -45,9 +46,13 @@ def main(arguments: list[str] | None = None) -> int:
         return globals()[f"_{options.command}"](root, options)
     except notebooks.CourseError as error:
         return _fail(error)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return _fail(f"{error.filename}: {error.strerror}; name a folder that you may write to")
 
 
-def _fail(error: Exception) -> int:
+def _fail(error: Exception | str) -> int:
     """Say what went wrong, without a traceback."""
     print(error, file=sys.stderr)
     return 1
@@ -115,7 +120,8 @@ def _workbook(root: Path, options: argparse.Namespace) -> int:
         print(f"unchanged  {chapter}")
     for chapter in done.kept:
         print(f"kept       {chapter}: you have edited it; move it away to get a blank one")
-    print(f"The workbooks are in {folder}; open them with `jupyter lab {folder}`.")
+    command = shlex.join(["jupyter", "lab", str(folder)])
+    print(f"The workbooks are in {folder}; open them with `{command}`.")
     return 0
 
 
