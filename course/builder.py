@@ -51,7 +51,8 @@ def find_root() -> Path:
 
     The nearest folder from the current one upwards that has a `.minisgl-root` file (workbooks) or
     is a copy of this course (`is_book`), else the folder of `course/`. The environment variable
-    MINISGL_ROOT overrides all but workbooks, whose stubs must never land in a package that is complete.
+    MINISGL_ROOT overrides all but workbooks, whose stubs must never land in a package that is
+    complete.
     """
     named = os.environ.get(ROOT_VARIABLE)
     here = Path.cwd().resolve()
