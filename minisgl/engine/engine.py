@@ -20,8 +20,7 @@ from minisgl.distributed import destroy_distributed, reset_tp_info, set_tp_info,
 from minisgl.engine.config import EngineConfig
 from minisgl.engine.graph import GraphRunner
 from minisgl.engine.sample import BatchSamplingArgs, Sampler
-from minisgl.kernel import get_linear_kernel, use_native_kernels
-from minisgl.kernel.linear import TorchLinear
+from minisgl.kernel import use_kernels
 from minisgl.kvcache import create_kvcache_pool
 from minisgl.layers import set_rope_device
 from minisgl.models import BaseLLMModel, create_model, load_weight
@@ -150,13 +149,12 @@ def _load_model(
 ) -> tuple[BaseLLMModel, int]:
     """Step 4b: the model on meta, at no cost, then real weights in place of the empty ones.
 
-    If the linear kernel is the reference, so are all small operations.
     Returns the model and the bytes of its weights.
     """
     undo.callback(set_rope_device, None)
     set_rope_device(device)
-    undo.callback(use_native_kernels, False)
-    use_native_kernels(not isinstance(get_linear_kernel(), TorchLinear))
+    undo.callback(use_kernels, "torch")
+    use_kernels("auto")
     with torch.device("meta"), torch_dtype(config.dtype):
         model = create_model(config.model_config)
     weights = _load_weight_state_dict(config, model, device)
