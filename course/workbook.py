@@ -184,7 +184,7 @@ _HINTS = {
         ),
     },
     "scheduler/cache.py": {
-        "PageAllocator.lazy_free_region": (
+        "CacheManager.lazy_free_region": (
             "collect page numbers and not slots (see `_free`); give them back also after an error"
         ),
         "CacheManager.cache_req": (
