@@ -7,7 +7,6 @@ WEIGHT = "minisgl/models/weight.py"
 DECODER = "minisgl/models/decoder.py"
 UTILS = "minisgl/models/utils.py"
 LOGGER = "minisgl/utils/logger.py"
-REGISTRY = "minisgl/utils/registry.py"
 HF = "minisgl/utils/hf.py"
 REGISTER = "minisgl/models/register.py"
 INIT = "minisgl/models/__init__.py"
@@ -329,33 +328,6 @@ CHANGES = [
         "        return _part(value, value.ndim - 1, r, n, key)",
         "check_ranks_together",
         "each rank should have all of model.layers.0.self_attn.o_proj.bias",
-    ),
-    Change(
-        "a name may be taken by anything",
-        REGISTRY,
-        "Registry.register",
-        "if name in self._table and _home(self._table[name]) != _home(item):",
-        "if False:",
-        "check_registry",
-        "was expected for",
-    ),
-    Change(
-        "a name is taken once and for all",
-        REGISTRY,
-        "Registry.register",
-        " and _home(self._table[name]) != _home(item):",
-        ":",
-        "check_registry",
-        "already",
-    ),
-    Change(
-        "register returns nothing",
-        REGISTRY,
-        "Registry.register",
-        "            return item\n",
-        "            return None  # type: ignore\n",
-        "check_registry",
-        "returns what it is given",
     ),
     Change(
         "use_tp_rank is not asked",
