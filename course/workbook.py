@@ -194,6 +194,11 @@ _HINTS = {
         ),
     },
     "scheduler/cache.py": {
+        "CacheManager._allocate": "evict what is missing, and only if the cache can give that much",
+        "CacheManager.check_integrity": (
+            "free list and prefix cache check themselves; then: pages of two requests, pages that "
+            "were not handed out, and pages that nobody has"
+        ),
         "CacheManager.lazy_free_region": (
             "collect page numbers and not slots (see `_free`); give them back also after an error"
         ),
@@ -204,7 +209,10 @@ _HINTS = {
         ),
     },
     "kvcache/mha_pool.py": {
-        "MHAKVCache.__init__": "more ranks than KV heads: each has a copy (`allow_replicate`)",
+        "MHAKVCache.__init__": (
+            "more ranks than KV heads: each has a copy (`allow_replicate`); `store_kv` calls the "
+            "`store_cache` that `get_kernels()` has now"
+        ),
     },
     "attention/base.py": {
         "EagerBackend.prepare_for_capture": "the same error as that of `init_capture_graph`",
