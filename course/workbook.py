@@ -47,14 +47,24 @@ _HINTS = {
         "_concat_prefix": "joined by a dot; an empty prefix adds nothing",
         "BaseOP.load_state_dict": "a parent that has checked everything calls with `_internal`",
     },
-    "kernel/linear.py": {
-        "supported_linear_kernels": "`auto`, `torch`, and NAME for each file linear_NAME.py here",
+    "utils/registry.py": {
+        "import_optional": (
+            "`error.name` is the module that is missing: None if that is `module` or a package "
+            "that it lies in, else raise the error again"
+        ),
+        "Registry.supported_names": "`import_optional` each of `_optional` first",
     },
-    "kernel/replace.py": {
-        "replaceable": "look in `_ACTIVE` at each call, and not when the function is marked",
-        "use_native_kernels": "`REPLACEMENTS` of minisgl.kernel.native_small, imported only here",
+    "kernel/table.py": {
+        "create_torch_kernels": (
+            "this chapter's functions and `F.linear`; `store_cache` of minisgl.kernel.store, or "
+            "None as long as there is no such file"
+        ),
+        "use_kernels": "set `_CHOSEN` last, so that a refused name leaves it",
     },
-    "layers/linear.py": {"_LinearTPImpl.__init__": "shapes of weights are [out, in]"},
+    "layers/linear.py": {
+        "_LinearTPImpl.__init__": "shapes of weights are [out, in]",
+        "_LinearTPImpl.post_load": 'its full name is `_concat_prefix(prefix, "weight")`',
+    },
     "layers/rotary.py": {
         "_yarn_context": (
             "original_max_position_embeddings, else max_position; factor, else their ratio"
@@ -67,8 +77,8 @@ _HINTS = {
     },
     "layers/embedding.py": {
         "ParallelLMHead.post_load": (
-            "its own weight as in `_LinearTPImpl.post_load`; of a tied one call "
-            "`prepare(table, shared=True)`, and keep nothing"
+            "its own weight as in `_LinearTPImpl.post_load`; of a tied one keep what `pack` makes "
+            "of the embedding's, shared, in `_packed`, or None if that is the table itself"
         ),
         "ParallelLMHead.forward": (
             "in prefill `batch.attn_metadata.get_last_indices(batch.size)` are the rows to keep"
