@@ -68,7 +68,9 @@ def create_attention_backend(backend: str, config: ModelConfig) -> BaseAttnBacke
     creators = SUPPORTED_ATTENTION_BACKENDS
     if backend == "auto":
         native = creators["native"](config) if "native" in creators else None
-        return create_torch_backend(config) if native is None else native
+        if native is not None:
+            return native
+        backend = "torch"
     made = []
     for name in dict.fromkeys(validate_attn_backend(backend).split(",")):
         one = creators[name](config)
