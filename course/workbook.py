@@ -32,15 +32,15 @@ BY_HAND = {
 # Where the docstring and the prose do not say enough to write the body: file → name → a line.
 _HINTS = {
     "core.py": {
-        "_require": 'the message: f"{name} must be {wanted}, got {got!r}: {hint}"',
+        "_check_int": 'f"{name} must be an integer >= {least}, got {value!r}: {hint}"',
         "SamplingParams.__post_init__": (
             "finite temperature, top_k >= -1, 0 <= top_p <= 1, max_tokens >= 1"
         ),
-        "_check_req": (
+        "Req.__post_init__": (
             "ids 1-D, int32, on the CPU, not empty; 0 <= cached_len < their number; table_idx and "
-            "output_len >= 0"
+            "output_len >= 0; then device_len and max_device_len"
         ),
-        "Req.append_host": "_check_append first; int32 stays; a new tensor",
+        "Req.append_host": "first: is it one token id, and is there a place? int32; a new tensor",
         "Context.forward_batch": "`yield` once; clear also when the pass fails",
     },
     "layers/base.py": {
@@ -197,7 +197,12 @@ _HINTS = {
         ),
     },
     "scheduler/cache.py": {
-        "PageAllocator.lazy_free_region": (
+        "CacheManager._allocate": "evict what is missing, and only if the cache can give that much",
+        "CacheManager.check_integrity": (
+            "free list and prefix cache check themselves; then: pages of two requests, pages that "
+            "were not handed out, and pages that nobody has"
+        ),
+        "CacheManager.lazy_free_region": (
             "collect page numbers and not slots (see `_free`); give them back also after an error"
         ),
         "CacheManager.cache_req": (
@@ -207,7 +212,10 @@ _HINTS = {
         ),
     },
     "kvcache/mha_pool.py": {
-        "MHAKVCache.__init__": "more ranks than KV heads: each has a copy (`allow_replicate`)",
+        "MHAKVCache.__init__": (
+            "more ranks than KV heads: each has a copy (`allow_replicate`); `store_kv` calls the "
+            "`store_cache` that `get_kernels()` has now"
+        ),
     },
     "attention/base.py": {
         "EagerBackend.prepare_for_capture": "the same error as that of `init_capture_graph`",
