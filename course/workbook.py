@@ -185,7 +185,10 @@ _HINTS = {
         ),
     },
     "models/utils.py": {
-        "make_mlp": "the later class is `MoEMLP` of minisgl.models.qwen3_moe; see `import_later`",
+        "make_mlp": "the class for experts is `moe_module().MoEMLP`",
+    },
+    "models/register.py": {
+        "create_decoder": "the decoder is imported in here, since it is built further down",
     },
     "scheduler/free_list.py": {
         "FreeList.__init__": "a new list hands out 0, 1, 2, …",
