@@ -513,11 +513,10 @@ def test_what_a_class_needs_when_it_is_made_makes_it_anew(build, member):
 
 
 def test_a_registry_has_the_class_that_the_module_has(build):
-    build(
-        "#| build minisgl/table.py\nTABLE = {}\n\n\ndef enter(cls):\n    TABLE[0] = cls\n    return cls\n"
-    )
-    begins = "#| build minisgl/cache.py\nfrom minisgl.table import enter\n\n@enter\nclass Own:\n    a = 1\n"
-    build(begins)
+    enter = "def enter(cls):\n    TABLE[0] = cls\n    return cls\n"
+    build(f"#| build minisgl/table.py\nTABLE = {{}}\n\n\n{enter}")
+    begins = "from minisgl.table import enter\n\n@enter\nclass Own:\n    a = 1\n"
+    build(f"#| build minisgl/cache.py\n{begins}")
     build("#| build minisgl/cache.py\nclass Own(Own):\n    def f(self):\n        return 1\n")
     assert live("table").TABLE[0] is live().Own and live().Own().f() == 1
 
