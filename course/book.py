@@ -168,6 +168,9 @@ MENDED: tuple[tuple[re.Pattern[str], str], ...] = (
     ),
     # Names for screen readers that hide the text which is there to be read.
     (re.compile(r'<summary aria-label="Toggle hidden content">'), "<summary>"),
+    # The theme's script marks an entry of the contents and forgets it at a jump; ours looks where
+    # the page is (course.js), under a name that the theme doesn't know.
+    (re.compile(r'id="pst-page-toc-nav"'), 'id="mg-contents"'),
     (re.compile(r'(<button class="btn search-button-field[^>]*) aria-label="Search"'), r"\1"),
 )
 """What is changed in the finished pages: pattern, replacement."""
