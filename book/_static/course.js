@@ -191,7 +191,7 @@ window.FontAwesomeConfig = { observeMutations: false };
   /* 2. Labels that can be read in a picture that is smaller than it was drawn. They grow to 12
         pixels; where they would then run into each other, a picture on a phone gets wider than its
         frame instead, and on a wide screen they stay as they are. */
-  var LABEL = 12, DRAWN = 13, STEP = 1.1, PHONE = 600;
+  var LABEL = 12, DRAWN = 13, STEP = 1.05, PHONE = 600;
 
   function fit(root) {
     root.querySelectorAll(".mg-pic > svg.mg").forEach(function (svg) {
@@ -255,12 +255,12 @@ window.FontAwesomeConfig = { observeMutations: false };
 
   function collide(before, after, view) {
     function over(a, b) {
-      return Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1
-        && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 1;
+      return Math.min(a.right, b.right) - Math.max(a.left, b.left) > 2.5
+        && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 2;
     }
     return after.some(function (a, i) {
       return a.left < view.x - 1 || a.right > view.x + view.width + 1
-        || (a.out > 0.5 && before[i].out <= 0.5)
+        || (a.out > 1.5 && before[i].out <= 1.5)
         || after.slice(0, i).some(function (b, j) { return over(a, b) && !over(before[i], before[j]); });
     });
   }
