@@ -43,13 +43,14 @@
     },
   };
 
-  function article(text) {
+  function article(text, all) {
     var page = new DOMParser().parseFromString(text, "text/html");
     var found = page.querySelector("article");
     if (!found) return null;
     found.querySelectorAll(
       "nav, script, style, template, button, svg, .headerlink, .mg-bar, .mg-choice, .mg-paper, "
-      + ".prev-next-area, .build-file, summary, .cell_input, .toctree-wrapper"
+      + ".prev-next-area, .build-file, summary, .toctree-wrapper"
+      + (all ? "" : ", .cell_input, details")
     ).forEach(function (part) { part.remove(); });
     return found;
   }
@@ -69,13 +70,20 @@
       .filter(function (at) { return at >= 0; });
   }
 
-  /* The section that holds most of the words, and of several the first. */
+  function often(text, words) {
+    var low = text.toLowerCase();
+    return words.reduce(function (sum, word) { return sum + low.split(word).length - 1; }, 0);
+  }
+
+  /* The section that holds most of the words, and of several the one that holds them most often. */
   function best(page, words) {
     var found = null, most = 0;
     page.querySelectorAll("section[id]").forEach(function (section) {
       var head = section.querySelector(":scope > :is(h1, h2, h3, h4)");
       var title = head ? head.textContent : "";
-      var count = places(own(section), words).length + places(title, words).length / 2;
+      var said = title + " " + own(section);
+      var count = 10 * places(said, words).length + Math.min(9, often(said, words))
+        + 3 * places(title, words).length;
       if (count > most) {
         most = count;
         found = section;
@@ -86,11 +94,16 @@
 
   function summary(text, stems, anchor) {
     var page = article(text);
-    if (!page) return null;
+    if (!page) return document.createElement("p");
     var words = marked.concat(Array.from(stems));
     var at = anchor ? page.querySelector("#" + CSS.escape(anchor.slice(1))) : null;
     var section = anchor ? at && (at.closest("section") || at) : best(page, words);
-    if (!section) return null;
+    if (!section) {
+      /* Only in code or in an answer: there is the place, and what is shown is the text around. */
+      var place = best(article(text, true), words);
+      section = place && page.querySelector("#" + CSS.escape(place.id));
+    }
+    if (!section) return document.createElement("p");
     var said = own(section);
     var first = places(said, words).sort(function (a, b) { return a - b; })[0] || 0;
     var start = first > BEFORE ? said.indexOf(" ", first - BEFORE) + 1 : 0;
@@ -146,7 +159,7 @@
           if (stem(plain(title)) !== stem(plain(wanted))) return;
           var full = index.titles[number] + " > " + title;
           found = found.filter(function (item) {
-            return item[0] !== GLOSSARY || item[2] !== "#" + place[1];
+            return item[0] !== GLOSSARY || (item[2] && item[2] !== "#" + place[1]);
           });
           found.push([GLOSSARY, full, "#" + place[1], null, 1000, index.filenames[number]]);
         });
