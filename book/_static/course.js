@@ -27,6 +27,7 @@ window.FontAwesomeConfig = { observeMutations: false };
     var range = bar && bar.querySelector("input");
     var play = bar && bar.querySelector(".mg-play");
     var output = bar && bar.querySelector("output");
+    var label = bar && bar.querySelector("label");
     var variants = [[stage.firstElementChild]];
     box.querySelectorAll("template").forEach(function (template) {
       var number = Number(template.dataset.variant);
@@ -89,7 +90,10 @@ window.FontAwesomeConfig = { observeMutations: false };
       range.setAttribute("aria-valuetext",
         step + " of " + last + (caption ? ": " + caption.textContent : ""));
       range.style.setProperty("--mg-done", last ? step / last : 0);
-      output.textContent = step + " / " + last;
+      var item = variants[variant][step];
+      var of = item.content ? item : stage;
+      output.textContent = of.dataset.value || step + " / " + last;
+      label.textContent = of.dataset.name || "Step";
     }
 
     function stop() {
