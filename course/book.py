@@ -210,6 +210,13 @@ MENDED: tuple[tuple[re.Pattern[str], str], ...] = (
 """What is changed in the finished pages: pattern, replacement."""
 
 
+SEARCH_SCRIPTS = re.compile(
+    r'\s*<script src="[./]*(?:_static/searchtools|_static/language_data|searchindex)\.js[^>]*>'
+    r"</script>"
+)
+"""What is of use on the search page only: 215 KB, which the theme loads on each page."""
+
+
 def _mend_pages(app: Sphinx, error: Exception | None) -> None:
     """Change what the theme writes and has no setting for."""
     if error is not None or app.builder.format != "html":
@@ -218,6 +225,8 @@ def _mend_pages(app: Sphinx, error: Exception | None) -> None:
         text = before = page.read_text(encoding="utf-8")
         for pattern, replacement in MENDED:
             text = pattern.sub(replacement, text)
+        if 'id="search-results"' not in text:
+            text = SEARCH_SCRIPTS.sub("", text)
         if text != before:
             page.write_text(text, encoding="utf-8")
 

@@ -530,7 +530,7 @@ def test_answers_unfold(page: Any, site: str) -> None:
 @pytest.mark.browser
 @pytest.mark.skipif(not WIDGET_PAGES, reason="no chapter yet")
 def test_copied_code_is_the_code(browser: Any, site: str) -> None:
-    """The copy button of a build cell gives the cell: pasted into a notebook, it builds its file."""
+    """The copy button of a build cell gives all of it: pasted into a notebook, it builds."""
     page = new_page(browser)
     page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=site.rstrip("/"))
     opened(page, site, "notebooks/01_core")
@@ -658,7 +658,9 @@ def test_search_finds_class_names(page: Any, site: str) -> None:
         ("allocate_paged", "04_kvcache.html#minisgl-scheduler-cache-PageAllocator"),
     ]:
         page.goto(f"{site}search.html?q={query}")
-        page.wait_for_selector(f'#search-results a[href*="{place}"]', timeout=TIMEOUT_MS)
+        file, _, target = place.partition("#")
+        link = f'[href*="{file}?mark={query.lower()}"][href$="#{target}"]'
+        page.wait_for_selector(f"#search-results a{link}", timeout=TIMEOUT_MS)
     watch.check()
 
 

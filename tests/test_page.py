@@ -37,7 +37,7 @@ __all__ = ["book", "browser", "page", "site"]  # the fixtures
 
 SIDEWAYS = 20
 """At most so many blocks of code or output of all pages may scroll sideways at 1280."""
-CUT = 15
+CUT = 17
 """At most so many figures may be wider than a phone: those that have to be drawn anew for it."""
 STOPS = 90
 """At most so many stops of the Tab key on a page."""

@@ -59,10 +59,13 @@ window.FontAwesomeConfig = { observeMutations: false };
       variants[variant].forEach(function (item) {
         if (!item.content) return;
         trial.replaceChildren(figure(item));
+        trial.dataset.wide = stage.dataset.wide || 0;
         fit(trial);
         tallest = Math.max(tallest, height(trial));
       });
       trial.remove();
+      stage.dataset.wide = trial.dataset.wide || 0;
+      fit(stage);
       stage.style.minHeight = tallest + "px";
     }
 
@@ -168,6 +171,7 @@ window.FontAwesomeConfig = { observeMutations: false };
   function release(stage) {
     stage.style.minHeight = "";
     stage.style.removeProperty("--mg-caption");
+    delete stage.dataset.wide;
   }
 
   /* Pictures that are wider than their frame fade out toward what is hidden. */
@@ -210,14 +214,18 @@ window.FontAwesomeConfig = { observeMutations: false };
       var phone = window.innerWidth <= PHONE;
       var width = svg.getBoundingClientRect().width;
       if (width >= size[2] * LABEL / DRAWN - 0.5) return;
+      /* What one picture of a player needed, the others begin with. */
+      var stage = svg.closest(".mg-stage");
       var before = boxes(svg);
+      var shapes = small(svg);
       svg.classList.add("mg-fit");
+      if (stage && phone) width = Math.max(width, Number(stage.dataset.wide) || 0);
       for (;; width *= STEP) {
         width = Math.min(width, size[2] * LABEL / DRAWN);
         svg.style.setProperty("--mg-label", LABEL * size[2] / width + "px");
         var after = boxes(svg);
         if (phone) widen(svg, size, after, width);
-        if (!collide(before, after, svg.viewBox.baseVal)) break;
+        if (!collide(before, after, shapes, svg.viewBox.baseVal)) break;
         svg.setAttribute("viewBox", view);
         if (!phone) {
           svg.classList.remove("mg-fit");
@@ -226,6 +234,7 @@ window.FontAwesomeConfig = { observeMutations: false };
         if (width >= size[2] * LABEL / DRAWN) break;
       }
       if (width > box.clientWidth) box.style.setProperty("--mg-w", width + "px");
+      if (stage) stage.dataset.wide = width;
     });
   }
 
@@ -257,15 +266,26 @@ window.FontAwesomeConfig = { observeMutations: false };
     });
   }
 
-  function collide(before, after, view) {
-    function over(a, b) {
-      return Math.min(a.right, b.right) - Math.max(a.left, b.left) > 2.5
+  /* What stands beside a word: the samples of a legend. */
+  function small(svg) {
+    return Array.from(svg.querySelectorAll("rect, line, path")).map(function (shape) {
+      var box = shape.getBBox();
+      return { left: box.x, right: box.x + box.width, top: box.y, bottom: box.y + box.height + 3 };
+    }).filter(function (box) {
+      return box.right - box.left <= 30 && box.bottom - box.top <= 24;
+    });
+  }
+
+  function collide(before, after, shapes, view) {
+    function over(a, b, enough) {
+      return Math.min(a.right, b.right) - Math.max(a.left, b.left) > (enough || 2.5)
         && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 2;
     }
     return after.some(function (a, i) {
       return a.left < view.x - 1 || a.right > view.x + view.width + 1
         || (a.out > 1.5 && before[i].out <= 1.5)
-        || after.slice(0, i).some(function (b, j) { return over(a, b) && !over(before[i], before[j]); });
+        || after.slice(0, i).some(function (b, j) { return over(a, b) && !over(before[i], before[j]); })
+        || shapes.some(function (b) { return over(a, b, 5) && !over(before[i], b, 0.5); });
     });
   }
 
