@@ -45,9 +45,9 @@ class TorchDistributedImpl(DistributedImpl):
         size = get_tp_info().size
         if size == 1:
             return x
-        out = x.new_empty((size * x.shape[0], *x.shape[1:]))
-        dist.all_gather_into_tensor(out, x.contiguous())
-        return out
+        parts = x.new_empty(size, *x.shape)
+        dist.all_gather(list(parts.unbind()), x.contiguous())
+        return parts.flatten(0, 1)
 
 
 class DistributedCommunicator:

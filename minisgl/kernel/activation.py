@@ -8,10 +8,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from minisgl.kernel.replace import replaceable
 
-
-@replaceable
 def silu_and_mul(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """Return `silu(gate) * up` for `x = [gate | up]`: `[..., 2 * size]` to `[..., size]`.
 

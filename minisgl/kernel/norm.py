@@ -9,8 +9,6 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from minisgl.kernel.replace import replaceable
-
 
 def rmsnorm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None
@@ -26,7 +24,6 @@ def rmsnorm(
     return y if out is None else out.copy_(y)
 
 
-@replaceable
 def fused_add_rmsnorm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import torch
 
-from minisgl.kernel.replace import replaceable
-
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate the pairs `(x[i], x[i + half])` of each head by the angle of its position.
@@ -23,7 +21,6 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1)
 
 
-@replaceable
 def apply_rope_with_cos_sin_cache(
     positions: torch.Tensor,
     query: torch.Tensor,

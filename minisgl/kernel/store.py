@@ -7,13 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minisgl.kernel.replace import replaceable
-
 if TYPE_CHECKING:
     import torch
 
 
-@replaceable
 def store_cache(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,

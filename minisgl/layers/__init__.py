@@ -5,7 +5,7 @@ Official counterpart: `python/minisgl/layers/__init__.py`.
 
 from __future__ import annotations
 
-from minisgl.layers.activation import gelu_and_mul, silu_and_mul
+from minisgl.layers.activation import gelu_and_mul, get_activation, silu_and_mul
 from minisgl.layers.attention import AttentionLayer
 from minisgl.layers.base import BaseOP, OPList, StateLessOP
 from minisgl.layers.embedding import ParallelLMHead, VocabParallelEmbedding

@@ -41,6 +41,7 @@ class BaseOP:
 
     An attribute counts if it is a tensor, or a `BaseOP` that holds some, and if its name does not
     begin with an underscore. A weight is named by its path, such as `mlp.gate_up_proj.weight`.
+    What stands for a tensor counts as one: any object with its `shape` and `dtype`, and `nbytes`.
     """
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -50,8 +51,13 @@ class BaseOP:
     def _parts(self) -> Iterator[tuple[str, Any]]:
         """Yield the weights and the nested layers with their names, in order of assignment."""
         for name, value in self.__dict__.items():
-            if not name.startswith("_") and isinstance(value, torch.Tensor | BaseOP):
+            if not name.startswith("_") and (isinstance(value, BaseOP) or hasattr(value, "nbytes")):
                 yield name, value
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that all weights take, in the form in which they are held now."""
+        return sum(value.nbytes for _, value in self._parts())
 
     def state_dict(self, *, prefix: str = "", result: _STATE_DICT | None = None) -> _STATE_DICT:
         """Return every weight by name: the layer's own tensors, not copies."""
@@ -81,10 +87,13 @@ class BaseOP:
                 value.load_state_dict(state_dict, prefix=path, _internal=True)
             else:
                 setattr(self, name, state_dict.pop(path))
-        self.post_load()
+        self.post_load(prefix)
 
-    def post_load(self) -> None:
-        """Called once this layer's own weights are in place: the time to repack them."""
+    def post_load(self, prefix: str = "") -> None:
+        """Called once this layer's own weights are in place: the time to repack them.
+
+        `prefix` is the layer's path; its weight is called `prefix.weight`.
+        """
 
 
 T = TypeVar("T", bound="BaseOP")

@@ -5,14 +5,16 @@ Official counterpart: `python/minisgl/layers/embedding.py`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from minisgl.core import get_global_ctx
 from minisgl.distributed.impl import DistributedCommunicator
 from minisgl.distributed.info import get_tp_info
 from minisgl.kernel.index import indexing
-from minisgl.kernel.linear import get_linear_kernel
-from minisgl.layers.base import BaseOP
+from minisgl.kernel.table import get_kernels
+from minisgl.layers.base import BaseOP, _concat_prefix
 from minisgl.utils.misc import div_ceil
 from minisgl.utils.torch_utils import nvtx_annotate
 
@@ -63,16 +65,25 @@ class ParallelLMHead(VocabParallelEmbedding):
         super().__init__(num_embeddings, embedding_dim)
         self.bias = torch.empty(self.num_embeddings_tp) if bias else None
         self._tied_embedding = tied_embedding
-        self._kernel = get_linear_kernel()
+        self._kernels = get_kernels()
+        self._packed: Any = None  # of a tied table: what `pack` made of it, unless it is the table
         if tied_embedding is not None:
             del self.weight
 
-    def post_load(self) -> None:
-        """Have the kernel prepare the weight; show it a tied table as a `shared` one, to keep."""
+    def post_load(self, prefix: str = "") -> None:
+        """Pack the weight; of a tied table, which stays as it is, keep what was made of it."""
+        name = _concat_prefix(prefix, "weight")
         if self._tied_embedding is None:
-            self.weight = self._kernel.prepare(self.weight)
+            self.weight = self._kernels.pack(self.weight, name, False)
         else:
-            self._kernel.prepare(self._tied_embedding.weight, shared=True)
+            table = self._tied_embedding.weight
+            packed = self._kernels.pack(table, name, True)
+            self._packed = None if packed is table else packed
+
+    @property
+    def nbytes(self) -> int:
+        """As in every layer; of a tied head what was made of the table, and not the table."""
+        return super().nbytes + (0 if self._packed is None else self._packed.nbytes)
 
     @nvtx_annotate("LMHead")
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -83,8 +94,8 @@ class ParallelLMHead(VocabParallelEmbedding):
         batch = get_global_ctx().batch
         if batch.is_prefill:
             x = x[batch.attn_metadata.get_last_indices(batch.size)]
-        weight = (self._tied_embedding or self).weight
-        return self._gather(self._kernel.apply(x, weight, self.bias))
+        weight = (self._tied_embedding or self).weight if self._packed is None else self._packed
+        return self._gather(self._kernels.linear(x, weight, self.bias))
 
     def _gather(self, logits: torch.Tensor) -> torch.Tensor:
         """Join the ranks' columns, and drop those of padding rows."""

@@ -9,8 +9,8 @@ import torch
 
 from minisgl.distributed.impl import DistributedCommunicator
 from minisgl.distributed.info import get_tp_info
-from minisgl.kernel.linear import get_linear_kernel
-from minisgl.layers.base import BaseOP
+from minisgl.kernel.table import get_kernels
+from minisgl.layers.base import BaseOP, _concat_prefix
 from minisgl.utils.misc import div_even
 
 
@@ -27,14 +27,15 @@ class _LinearTPImpl(BaseOP):
         self.full_shape = (full_osize, full_isize)
         self.weight = torch.empty(local_osize, local_isize)
         self.bias = torch.empty(local_osize) if has_bias else None
-        self._kernel = get_linear_kernel()
+        self._kernels = get_kernels()
 
-    def post_load(self) -> None:
-        self.weight = self._kernel.prepare(self.weight)
+    def post_load(self, prefix: str = "") -> None:
+        name = _concat_prefix(prefix, "weight")
+        self.weight = self._kernels.pack(self.weight, name, False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map `[num_tokens, local_isize]` to `[num_tokens, local_osize]`."""
-        return self._kernel.apply(x, self.weight, self.bias)
+        return self._kernels.linear(x, self.weight, self.bias)
 
 
 class LinearReplicated(_LinearTPImpl):
@@ -88,7 +89,7 @@ class LinearRowParallel(_LinearTPImpl):
         """Map `[num_tokens, local_isize]` to the whole `[num_tokens, full_osize]`."""
         if self._tp_size == 1:
             return super().forward(x)
-        y = self._comm.all_reduce(self._kernel.apply(x, self.weight))
+        y = self._comm.all_reduce(self._kernels.linear(x, self.weight, None))
         return y if self.bias is None else y + self.bias  # once, not once per rank
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from minisgl.kernel.norm import fused_add_rmsnorm, rmsnorm
+from minisgl.kernel.norm import rmsnorm
+from minisgl.kernel.table import get_kernels
 from minisgl.layers.base import BaseOP
 
 
@@ -30,6 +31,7 @@ class RMSNormFused(BaseOP):
     def __init__(self, size: int, eps: float) -> None:
         self.eps = eps
         self.weight = torch.empty(size)
+        self._add_rmsnorm = get_kernels().add_rmsnorm
 
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None = None
@@ -41,4 +43,4 @@ class RMSNormFused(BaseOP):
         """
         if residual is None:
             return rmsnorm(x, self.weight, self.eps), x
-        return fused_add_rmsnorm(x, residual, self.weight, self.eps)
+        return self._add_rmsnorm(x, residual, self.weight, self.eps)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from minisgl.kernel.rotary import apply_rope_with_cos_sin_cache
+from minisgl.kernel.table import Kernels, get_kernels
 from minisgl.layers.base import StateLessOP
 
 
@@ -50,14 +50,13 @@ class RotaryEmbedding(StateLessOP):
         angles = positions[:, None] * inv_freq
         table = torch.cat((angles.cos(), angles.sin()), dim=-1) * attention_factor
         self._cos_sin_cache = table  # [max_position_embeddings, rotary_dim], float32
+        self._rope = get_kernels().rope
 
     def forward(
         self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return `query` and `key` (`[num_tokens, heads * head_size]`) rotated."""
-        return apply_rope_with_cos_sin_cache(
-            positions, query, key, self.head_size, self._cos_sin_cache
-        )
+        return self._rope(positions, query, key, self.head_size, self._cos_sin_cache)
 
 
 def _llama3_inv_freq(
@@ -178,6 +177,7 @@ def set_rope_device(device: torch.device | None) -> None:
 
 @functools.cache
 def _cached_rope(
+    kernels: Kernels,  # those that `RotaryEmbedding` takes; here so that each has its own
     device: torch.device,
     head_dim: int,
     rotary_dim: int,
@@ -206,4 +206,5 @@ def get_rope(
     device = _ROPE_DEVICE or torch.get_default_device()
     if device.type == "meta":
         raise RuntimeError("a RoPE table needs real memory: call set_rope_device(device) first")
-    return _cached_rope(device, head_dim, rotary_dim, max_position, base, rope_scaling)
+    settings = (head_dim, rotary_dim, max_position, base, rope_scaling)
+    return _cached_rope(get_kernels(), device, *settings)

@@ -8,14 +8,21 @@ def div_even(a: int, b: int, allow_replicate: bool = False, what: str = "items")
 
     With `allow_replicate`, fewer items than parts is fine too: every part then holds one item,
     and `b // a` parts hold the same one (key/value heads under tensor parallelism).
-    `what` names the items in the error. Raises `ValueError` when nothing comes out even.
+    `what` names the items in the error. Raises `ValueError` when nothing comes out even, naming
+    the numbers of parts that would do.
     """
     if a <= 0 or b <= 0:
         raise ValueError(f"cannot divide {a} {what} into {b} parts: both must be positive")
     if allow_replicate and a < b and b % a == 0:
         return 1
     if a % b != 0:
-        raise ValueError(f"{a} {what} cannot be divided evenly into {b} parts")
+        would_do = [str(n) for n in range(1, a + 1) if a % n == 0]
+        if allow_replicate:
+            would_do[-1] = f"a multiple of {a}"
+        listed = " or ".join(", ".join(would_do).rsplit(", ", 1))
+        if len(would_do) > 8:
+            listed = f"{', '.join(would_do[:8])}, …"
+        raise ValueError(f"{a} {what} cannot be divided evenly into {b} parts; {listed} would do")
     return a // b
 
 
