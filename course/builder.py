@@ -20,7 +20,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path, PurePosixPath
 from types import ModuleType, TracebackType
@@ -532,10 +532,12 @@ def run_cell(cell: str) -> None:
         cell, note = prepare(builder().root, cell)
     try:
         report, names = builder().run(cell)
-    except SyntaxError:
-        raise
+    except SyntaxError as error:  # which IPython would show with all frames
+        shown = shell.SyntaxTB.structured_traceback(type(error), error, [])
+        lines = [line.rstrip("\n") for line in shown]
+        raise _shown(BuildError(str(error)), cell, lines) from None
     except BaseException as error:
-        _show_from_cell(shell, error)
+        _shown(error, cell, _lines_from_cell(shell, error))
         raise
     shell.user_ns.update(names)
     print(f"{report}\n{note}" if note else report)
@@ -550,19 +552,29 @@ def _shell() -> Any:
     return shell
 
 
-def _show_from_cell(shell: Any, error: BaseException) -> None:
-    """Let IPython's traceback begin at the reader's line instead of in this file."""
+def _lines_from_cell(shell: Any, error: BaseException) -> list[str]:
+    """A traceback that begins at the reader's line instead of in this file; [] for one of ours."""
     frame: TracebackType | None = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename == __file__:
         frame = frame.tb_next
     if isinstance(error, BuildError):
-        lines = [f"BuildError: {error}"]
-    elif frame is None:
-        return
-    else:
-        lines = shell.InteractiveTB.structured_traceback(type(error), error, frame)
+        return [f"BuildError: {error}"]
+    if frame is None:
+        return []
+    lines: list[str] = shell.InteractiveTB.structured_traceback(type(error), error, frame)
+    return lines
+
+
+def _shown(error: BaseException, cell: str, lines: list[str]) -> BaseException:
+    """The error, which IPython will show as these lines and what became of the file."""
+    path = directive(cell) or ""
+    with suppress(BuildError):  # a path outside the package is no file of ours
+        kept = "unchanged" if (builder().root / check_path(path)).exists() else "not written"
+        lines = [*lines, f"{path} is {kept}"] if lines else []
     render: Callable[[], list[str]] = lambda: lines  # noqa: E731
-    error._render_traceback_ = render  # type: ignore[attr-defined]
+    if lines:
+        error._render_traceback_ = render  # type: ignore[attr-defined]
+    return error
 
 
 def _without_autoreload(shell: Any) -> None:
