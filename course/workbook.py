@@ -232,16 +232,21 @@ _HINTS = {
         "TorchBackend.forward": "assert that the metadata are there, then write, then read",
         "TorchBackend.prepare_metadata": "the slots of a request stand in row `table_idx`",
     },
-    "moe/__init__.py": {
-        "create_fused_moe_backend": "the later class is `FusedMoe` of minisgl.moe.fused",
+    "utils/device.py": {
+        "physical_cores": "`loky.cpu_count`, called as that, with warnings and stderr caught",
+        "_left": "a file that is missing, or says \"max\", raises: then try the other version's names",
+    },
+    "engine/config.py": {
+        "check_ranks": "the numbers that would do are at most as many as there are query heads",
     },
     "engine/sample.py": {
         "Sampler.prepare": "no temperature below 1e-6, also where 0 comes with a top_p below 1",
     },
     "engine/graph.py": {
         "_determine_cuda_graph_bs": "the largest: 256 with more than 80 GiB free, else 160",
-        "_make_recorder": "`CPURecorder()` of minisgl.engine.graph_cpu, imported only here",
-        "_capture_graphs": (
+        "_make_recorder": "on a CPU `CPURecorder()` of minisgl.kernel.cpu.graph (`import_optional`)",
+        "_weights": "`layer._parts()` gives weights and layers, whose own come in their place",
+        "GraphRunner._capture_graphs": (
             "for each size, in this order: a decode batch of dummies, also as `padded_reqs`; its "
             "inputs from the buffer; the backend's metadata; then, as the context's batch and in "
             "inference mode, `record` of a `_forward_into` the buffer's first `bs` rows of logits"
@@ -249,13 +254,11 @@ _HINTS = {
     },
     "engine/engine.py": {
         "plan_memory": "the override changes the number of pages and not the budget",
-        "_claim_process": "a rank that is set already and the same stays, without an error",
-        "_load_model": (
-            "the replacements are on unless the linear kernel is a `TorchLinear`; undone like the "
-            "device of RoPE's tables"
-        ),
-        "_plan": "the group that `Engine.__init__` got from `_init_communication` is tp_cpu_group",
-        "_make_page_table": "width: max_seq_len rounded up to a multiple of 32",
+        "Engine._claim_process": "a rank that is set already and the same stays, without an error",
+        "Engine._load_model": "the table of operations before any layer; undone like RoPE's device",
+        "Engine._check_logits": "a row's largest logit is finite exactly if no entry is NaN or +inf",
+        "Engine._draw": "`dist.broadcast` from rank 0, if there is a group",
+        "Engine._make_page_table": "width: max_seq_len rounded up to a multiple of 32",
     },
 }
 HINTS = {(f"{PACKAGE}/{file}", n): hint for file, own in _HINTS.items() for n, hint in own.items()}
@@ -275,9 +278,7 @@ HINTS |= {  # of functions that the notebook itself holds
 # What the workbooks hold in full: there is nothing to learn from writing it, or nothing tells how.
 GIVEN = {
     ("minisgl/utils/torch_utils.py", "nvtx_annotate"),
-    ("minisgl/utils/device.py", "_cgroup_folders"),
-    ("minisgl/utils/device.py", "_numbers"),
-    ("minisgl/utils/device.py", "_droppable"),
+    ("minisgl/utils/device.py", "_memory_groups"),
 }
 META = "minisgl_course"  # where a workbook's metadata say what it was made from
 GUIDE = """\

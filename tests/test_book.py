@@ -450,7 +450,7 @@ def test_chapter_01_shows_the_worked_example(page: Any, site: str) -> None:
 def test_linked_parts_light_up(chapter: Chapter) -> None:
     """Focus or pointer on one of several elements with a key makes all of them bold-edged."""
     page = chapter.page
-    linked = page.locator(".mg-pic svg [data-key][tabindex='0']:has(> rect)")
+    linked = page.locator(".mg-pic svg [data-key][tabindex]:has(> rect)")
     if not linked.count():
         pytest.skip("no linked parts on this page")
     first = linked.first
@@ -530,7 +530,7 @@ def test_answers_unfold(page: Any, site: str) -> None:
 @pytest.mark.browser
 @pytest.mark.skipif(not WIDGET_PAGES, reason="no chapter yet")
 def test_copied_code_is_the_code(browser: Any, site: str) -> None:
-    """The copy button of a build cell gives what belongs into the file, without the directive."""
+    """The copy button of a build cell gives all of it: pasted into a notebook, it builds."""
     page = new_page(browser)
     page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=site.rstrip("/"))
     opened(page, site, "notebooks/01_core")
@@ -540,7 +540,8 @@ def test_copied_code_is_the_code(browser: Any, site: str) -> None:
     block.locator(".cell_input .copybtn").click()
     page.wait_for_function("navigator.clipboard.readText().then(text => text.length > 0)")
     copied = page.evaluate("navigator.clipboard.readText()")
-    assert copied.strip() == cell.text.partition("\n")[2].strip()
+    directive, _, rest = cell.text.partition("\n")
+    assert copied.split("\n", 1) == [directive, rest.strip("\n")]
     page.context.close()
 
 
@@ -657,7 +658,9 @@ def test_search_finds_class_names(page: Any, site: str) -> None:
         ("allocate_paged", "04_kvcache.html#minisgl-scheduler-cache-CacheManager"),
     ]:
         page.goto(f"{site}search.html?q={query}")
-        page.wait_for_selector(f'#search-results a[href*="{place}"]', timeout=TIMEOUT_MS)
+        file, _, target = place.partition("#")
+        link = f'[href*="{file}?mark={query.lower()}"][href$="#{target}"]'
+        page.wait_for_selector(f"#search-results a{link}", timeout=TIMEOUT_MS)
     watch.check()
 
 
