@@ -74,9 +74,9 @@ class BuildCaptions(SphinxTransform):
             for piece in cell_source.pieces:
                 if piece.goes_on:  # the name becomes a link once all pages are known
                     members = ", ".join(name for m in piece.members for name in m.names)
-                    caption += nodes.Text(" · ")
-                    caption += nodes.literal("", piece.names[0], goes_on=(path, piece.names[0]))
-                    caption += nodes.inline("", f" goes on: {members}", classes=["build-verb"])
+                    name = nodes.literal("", piece.names[0], goes_on=(path, piece.names[0]))
+                    said = nodes.inline("", f" goes on: {members}", classes=["build-verb"])
+                    caption += nodes.inline("", "", nodes.Text(" · "), name, said)
             index = code.parent.index(code)
             code.parent.insert(index, caption)
 

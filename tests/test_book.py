@@ -571,6 +571,12 @@ def test_names_lead_to_where_they_are_built(book: Path) -> None:
     for item in names.definitions(ROOT):
         text = (book / "notebooks" / f"{item.chapter}.html").read_text(encoding="utf-8")
         assert f'id="{anchor(item.path, item.name)}"' in text, f"{item.path}: {item.name}"
+        for member, _ in item.later:  # of a class that another cell goes on with
+            page, place = item.place(member)
+            text = (book / f"{page}.html").read_text(encoding="utf-8")
+            assert f'id="{place}"' in text, f"{item.path}: {item.name}.{member}"
+            begun = anchor(item.path, item.name)
+            assert re.search(rf'class="build-file.*?href="[^"]*#{begun}"', text, re.S), begun
     text = (book / "notebooks" / "06_engine.html").read_text(encoding="utf-8")
     link = re.compile(r'<a class="built[^"]*" href="([^"]+)"[^>]*><code[^>]*>(.*?)</code>')
     shown = {_text(code): place for place, code in link.findall(text)}
@@ -588,14 +594,17 @@ def test_only_clear_names_are_linked() -> None:
         return target.anchor if target else ""
 
     assert (
-        where("Req") == where("req.complete_one()") == where("complete_one") == "minisgl-core-Req"
+        where("Req") == where("minisgl.core.Req") == where("Req.cached_len") == "minisgl-core-Req"
     )
-    assert where("minisgl.core.Req") == where("minisgl.core.Req.extend_len") == "minisgl-core-Req"
+    # What a later cell adds to a class is found there.
+    for method in ("complete_one", "extend_len"):
+        ways = (method, f"Req.{method}", f"req.{method}()", f"minisgl.core.Req.{method}")
+        assert {where(way) for way in ways} == {f"minisgl-core-Req-{method}"}
     assert where("minisgl/core.py") == where("core.py") == where("minisgl.core") == "minisgl-core"
     assert where("layers/") == where("minisgl/layers/") == "map-layers"
     for unclear in ["base.py", "forward", "x", "config.json", "torch.cat", "forward_batch", "a b"]:
         assert not where(unclear), unclear
-    assert where("forward_batch", "06_engine") == "minisgl-engine-engine-Engine"
+    assert where("forward_batch", "06_engine") == "minisgl-engine-engine-Engine-forward_batch"
     assert where("forward_batch", "01_core") == "minisgl-core-Context"
 
 

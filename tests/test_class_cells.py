@@ -250,3 +250,29 @@ def test_the_box_above_a_cell_says_which_class_goes_on():
         ("minisgl/core.py", "Req")
     ]
     assert block.astext().startswith("class Req(Req):")
+
+
+def test_the_box_leads_to_the_cell_that_begins_the_class(root, tmp_path):
+    shutil.copytree(root / "notebooks", tmp_path / "notebooks")
+    shutil.copy(root / "_toc.yml", tmp_path)
+    (tmp_path / "book").mkdir()
+    glossary = "# Words\n\n### Page\n\nA page.\n\n```{toctree}\n/notebooks/01_one\n/notebooks/02_two\n```\n"
+    (tmp_path / "book/glossary.md").write_text(glossary, encoding="utf-8")
+    settings = "extensions = ['myst_nb', 'course.book']\nnb_execution_mode = 'off'\n"
+    settings += "root_doc = 'book/glossary'\nhtml_theme = 'basic'\n"
+    (tmp_path / "conf.py").write_text(settings, encoding="utf-8")
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-q",
+        "-b",
+        "html",
+        str(tmp_path),
+        str(tmp_path / "out"),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "out/notebooks/02_two.html").read_text(encoding="utf-8")
+    assert 'href="01_one.html#minisgl-core-Req"' in page and 'id="minisgl-core-Req-half"' in page
