@@ -256,7 +256,8 @@ def test_the_box_leads_to_the_cell_that_begins_the_class(root, tmp_path):
     shutil.copytree(root / "notebooks", tmp_path / "notebooks")
     shutil.copy(root / "_toc.yml", tmp_path)
     (tmp_path / "book").mkdir()
-    glossary = "# Words\n\n### Page\n\nA page.\n\n```{toctree}\n/notebooks/01_one\n/notebooks/02_two\n```\n"
+    contents = "```{toctree}\n/notebooks/01_one\n/notebooks/02_two\n```\n"
+    glossary = f"# Words\n\n### Page\n\nA page.\n\n{contents}"
     (tmp_path / "book/glossary.md").write_text(glossary, encoding="utf-8")
     settings = "extensions = ['myst_nb', 'course.book']\nnb_execution_mode = 'off'\n"
     settings += "root_doc = 'book/glossary'\nhtml_theme = 'basic'\n"
