@@ -4,11 +4,13 @@
 definitions are merged into the file's text (`course.source`), the merged text is tried out in a
 scratch module, and only when that imports are the live module and the file changed. The code runs
 in the namespace of the live module, so other objects that the module already holds stay the same.
+A class stays the same object, too, where only functions of it are new: its instances see them.
 """
 
 from __future__ import annotations
 import __future__
 
+import abc
 import ast
 import hashlib
 import importlib
@@ -16,7 +18,7 @@ import importlib.util
 import linecache
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path, PurePosixPath
@@ -109,7 +111,8 @@ class Builder:
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
-        self._loaded: dict[str, dict[tuple[str, ...], str]] = {}  # module → its pieces as run
+        self._loaded: dict[str, dict[tuple[str, ...], Piece]] = {}  # module → its pieces as run
+        self._begun: dict[str, set[str]] = {}  # module → members that a class's first cell has
 
     def run(self, cell: str) -> tuple[str, dict[str, Any]]:
         """Build one cell: its report (what a notebook prints) and the names it gives.
@@ -123,13 +126,18 @@ class Builder:
         filename = _register_cell(path, cell)
         new = parse(cell, filename)
         old_text = target.read_text(encoding="utf-8") if target.exists() else ""
-        merged = merge(parse(old_text, str(target)), new)
+        old = parse(old_text, str(target))
+        _append_classes(old, old_text, new, cell, filename)
+        begun = self._begun.get(name, set())
+        merged = merge(old, new, gone=begun)
         text = emit(merged)
+        in_file = {piece.names: piece for piece in merged.pieces}
+        pieces = [in_file[piece.names] for piece in new.pieces]
         module = self._live_module(name, target)
+        loaded = self._loaded.get(name, {})
         with _absent_restored(name):
             if text != old_text:
                 _try_out(name, merged, new, target, filename)
-            changed = self._changed(name, new) if module else new.pieces
             stale: list[str] = []
             if module is None:
                 _write(target, text, old_text)
@@ -138,18 +146,23 @@ class Builder:
                 except BaseException:
                     _put_back(target, old_text)
                     raise
+                pieces = merged.pieces  # what a kernel has that imports the file
             else:
                 before = dict(vars(module))
-                try:
-                    _execute(module, new, changed, merged, filename)
-                    _write(target, text, old_text)
-                except BaseException:
-                    vars(module).clear()
-                    vars(module).update(before)
-                    raise
+                texts = {names: piece.text for names, piece in loaded.items()}
+                changed = [piece for piece in pieces if texts.get(piece.names) != piece.text]
+                with _classes_restored(before.get(piece.names[0]) for piece in changed):
+                    try:
+                        _execute(module, new, changed, loaded, merged, filename)
+                        _write(target, text, old_text)
+                    except BaseException:
+                        vars(module).clear()
+                        vars(module).update(before)
+                        raise
                 stale = _pass_on(module, before, changed)
             _finish_package(module, target)
-        self._loaded.setdefault(name, {}).update({p.names: p.text for p in new.pieces})
+        self._loaded.setdefault(name, {}).update({piece.names: piece for piece in pieces})
+        self._begun[name] = _begun_now(begun, new)
         given = {item.bound for item in new.imports if item.module != "__future__"}
         names = {n: vars(module)[n] for n in (*sorted(given), *new.names) if n in vars(module)}
         return "\n".join([_report(path, new), *stale]), names
@@ -178,13 +191,20 @@ class Builder:
             return None
         if name not in self._loaded and target.exists():
             on_disk = parse(target.read_text(encoding="utf-8"), str(target))
-            self._loaded[name] = {piece.names: piece.text for piece in on_disk.pieces}
+            self._loaded[name] = {piece.names: piece for piece in on_disk.pieces}
         return module
 
-    def _changed(self, name: str, cell: Source) -> list[Piece]:
-        """The cell's pieces that are not what the live module was made from."""
-        loaded = self._loaded.get(name, {})
-        return [piece for piece in cell.pieces if loaded.get(piece.names) != piece.text]
+
+def _begun_now(before: set[str], cell: Source) -> set[str]:
+    """The members that the cells which begin classes have, now that `cell` has run."""
+    begun = set(before)
+    for piece in cell.pieces:
+        own = set(piece.definitions)
+        if not piece.goes_on:
+            begun = {name for name in begun if name.partition(".")[0] not in piece.names} | own
+        else:
+            begun -= own
+    return begun
 
 
 def _write(target: Path, text: str, old_text: str) -> None:
@@ -200,6 +220,23 @@ def _register_cell(path: PurePosixPath, cell: str) -> str:
     filename = f"<cell of {module_name(path)} {digest}>"
     linecache.cache[filename] = (len(cell), None, cell.splitlines(keepends=True), filename)
     return filename
+
+
+def _append_classes(
+    file: Source, file_text: str, cell: Source, cell_text: str, filename: str
+) -> None:
+    """Number the lines of what the file adds to a class of the cell as if it stood below the cell.
+
+    A class of a file and a cell is one statement, and so has one file name in tracebacks.
+    """
+    lines = cell_text.splitlines(keepends=True) + ["\n"]
+    ours, built = {piece.names for piece in cell.pieces}, set(cell.definitions)
+    for piece in file.pieces:
+        if piece.names in ours and piece.members and not set(piece.definitions) <= built:
+            for node in piece.nodes:
+                ast.increment_lineno(node, len(lines))
+            both = lines + file_text.splitlines(keepends=True)
+            linecache.cache[filename] = (len(both), None, both, filename)
 
 
 def _try_out(name: str, merged: Source, cell: Source, target: Path, filename: str) -> None:
@@ -218,20 +255,24 @@ def _try_out(name: str, merged: Source, cell: Source, target: Path, filename: st
     imports = emit(Source(None, merged.imports, merged.typing_imports))
     _run(cell.import_nodes, vars(scratch), filename, merged)
     _run(ast.parse(imports).body, vars(scratch), str(target), merged)
-    ours = {id(node) for piece in cell.pieces for node in piece.nodes}
+    ours = {piece.names for piece in cell.pieces}
     for piece in merged.pieces:
-        from_cell = any(id(node) in ours for node in piece.nodes)
+        from_cell = piece.names in ours
         _run(piece.nodes, vars(scratch), filename if from_cell else str(target), merged)
 
 
 def _run(
-    nodes: Sequence[ast.stmt], namespace: dict[str, Any], filename: str, merged: Source
+    nodes: Sequence[ast.stmt],
+    namespace: dict[str, Any],
+    filename: str,
+    merged: Source,
+    extra: dict[str, Any] | None = None,
 ) -> None:
-    """Run top-level statements of a module in a namespace."""
+    """Run top-level statements of a module in a namespace (with a few names more)."""
     body = [n for n in nodes if not (isinstance(n, ast.ImportFrom) and n.module == "__future__")]
     flags = __future__.annotations.compiler_flag if merged.has_future_annotations else 0
     tree = ast.Module(body=body, type_ignores=[])
-    exec(compile(tree, filename, "exec", flags=flags, dont_inherit=True), namespace)
+    exec(compile(tree, filename, "exec", flags=flags, dont_inherit=True), namespace, extra)
 
 
 @contextmanager
@@ -254,7 +295,7 @@ def _load_new(
     if whole:
         return importlib.import_module(name)
     module = _new_module(name, target)
-    _execute(module, cell, cell.pieces, merged, filename)
+    _execute(module, cell, cell.pieces, {}, merged, filename)
     return module
 
 
@@ -293,13 +334,113 @@ def _finish_package(module: ModuleType, target: Path) -> None:
 
 
 def _execute(
-    module: ModuleType, cell: Source, pieces: list[Piece], merged: Source, filename: str
+    module: ModuleType,
+    cell: Source,
+    pieces: list[Piece],
+    loaded: dict[tuple[str, ...], Piece],
+    merged: Source,
+    filename: str,
 ) -> None:
     """Run the cell's imports and the given pieces in the module's namespace."""
     if cell.head is not None:
         module.__doc__ = ast.get_docstring(ast.parse(cell.head))
-    nodes = [*cell.import_nodes, *(node for piece in pieces for node in piece.nodes)]
-    _run(nodes, vars(module), filename, merged)
+    _run(cell.import_nodes, vars(module), filename, merged)
+    for piece in pieces:
+        cls, old = vars(module).get(piece.names[0]), loaded.get(piece.names)
+        if old is None or not isinstance(cls, type) or not _can_stay(old, piece):
+            _run(piece.nodes, vars(module), filename, merged)
+            continue
+        for name in _attributes(old) - _attributes(piece):
+            delattr(cls, name)
+        texts = {member.text for member in old.members}
+        statement = ast.parse(f"class {cls.__name__}(metaclass=__body__): pass").body[0]
+        assert isinstance(statement, ast.ClassDef)
+        statement.body = [n for m in piece.members if m.text not in texts for n in m.nodes]
+        if statement.body:
+            _run([statement], vars(module), filename, merged, {"__body__": _Body(cls)})
+        abc.update_abstractmethods(cls)
+
+
+# What a class takes from its body only while it is made; and what every body sets.
+_MAKING = {"__new__", "__init_subclass__", "__class_getitem__"}
+_OF_A_BODY = {"__module__", "__qualname__", "__firstlineno__", "__static_attributes__"}
+
+
+class _Body:
+    """`class X(metaclass=_Body(cls)):` gives `cls`, which is there, the members of the body."""
+
+    def __init__(self, cls: type) -> None:
+        self.cls = cls
+
+    def __prepare__(self, name: str, bases: tuple[type, ...]) -> dict[str, Any]:
+        return dict(vars(self.cls))
+
+    def __call__(self, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> None:
+        cell = namespace.pop("__classcell__", None)
+        if cell is not None:  # of `super()` and `__class__` in the functions
+            cell.cell_contents = self.cls
+        before = dict(vars(self.cls))
+        for key, value in namespace.items():
+            if key not in _OF_A_BODY and not (key in before and before[key] is value):
+                setattr(self.cls, key, value)
+                if hasattr(type(value), "__set_name__"):
+                    type(value).__set_name__(value, self.cls, key)
+
+
+def _can_stay(old: Piece, new: Piece) -> bool:
+    """Whether the class `old` becomes `new` by giving it functions and taking some away."""
+    if new.header is None or old.header != new.header:
+        return False
+    texts = [{member.text for member in piece.members} for piece in (old, new)]
+    other = [m for m in (*old.members, *new.members) if not all(m.text in t for t in texts)]
+    same = [member for member in new.members if member not in other]
+    names = {name for member in other for name in member.names}
+    come_or_go = {n for n in _attributes(old) ^ _attributes(new) if n.endswith("__")}
+    class_node = new.nodes[0]
+    assert isinstance(class_node, ast.ClassDef)
+    return not (
+        any(not isinstance(node, Function) for member in other for node in member.nodes)
+        or names & _MAKING
+        or come_or_go & {"__eq__", "__hash__"}
+        or (come_or_go and class_node.decorator_list)  # a decorator looks which there are
+        or names & {name for member in same for node in member.nodes for name in _read(node)}
+    )
+
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _attributes(piece: Piece) -> set[str]:
+    """The members of a class as its namespace has them: `__private` as `_Class__private`."""
+    prefix = f"_{piece.names[0].lstrip('_')}"
+    names = {name for member in piece.members for name in member.names}
+    return {f"{prefix}{n}" if n.startswith("__") and not n.endswith("__") else n for n in names}
+
+
+def _read(node: ast.stmt) -> Iterator[str]:
+    """The names that a statement of a class body reads while the class is made."""
+    parts: list[ast.AST | None] = [node]
+    if isinstance(node, Function):
+        parts = [*node.decorator_list, *node.args.defaults, *node.args.kw_defaults]
+    for inner in (inner for part in parts if part for inner in ast.walk(part)):
+        if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Load):
+            yield inner.id
+
+
+@contextmanager
+def _classes_restored(values: Iterable[Any]) -> Iterator[None]:
+    """Give classes the attributes that they had if building fails."""
+    saved = {value: dict(vars(value)) for value in values if isinstance(value, type)}
+    try:
+        yield
+    except BaseException:
+        for cls, before in saved.items():
+            for name in set(vars(cls)) - set(before):
+                delattr(cls, name)
+            for name, value in before.items():
+                if vars(cls).get(name) is not value:
+                    setattr(cls, name, value)
+        raise
 
 
 def _pass_on(module: ModuleType, before: dict[str, Any], pieces: list[Piece]) -> list[str]:
@@ -335,7 +476,7 @@ def _report(path: PurePosixPath, cell: Source) -> str:
     lines = sum(piece.num_lines for piece in cell.pieces)
     if not cell.pieces:
         return f"{path}: {'docstring and imports' if cell.head else 'imports'}"
-    return f"{path}: {', '.join(cell.names)} ({lines} line{'s' if lines != 1 else ''})"
+    return f"{path}: {cell.summary} ({lines} line{'s' if lines != 1 else ''})"
 
 
 # --- The notebook side ----------------------------------------------------------------------------

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import hashlib
 import json
@@ -15,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import nbformat
@@ -38,6 +40,7 @@ WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 IGNORE_OUTPUT = "nbval-ignore-output"
 CELL_TIMEOUT = 600  # seconds
+LONGEST_BUILD_CELL = 40  # lines, see `code_lines`
 
 
 class CourseError(Exception):
@@ -121,10 +124,18 @@ def build_cells(root: Path, names: Iterable[str] | None = None) -> list[BuildCel
 
 def package_texts(cells: list[BuildCell]) -> dict[str, str]:
     """The files that the cells build, path → text, without running anything."""
+    return {path: emit(module) for path, module in package(cells).items()}
+
+
+def package(cells: list[BuildCell]) -> dict[str, Source]:
+    """The modules that the cells build, path → module; errors name the cell."""
     modules: dict[str, Source] = {}
     for cell in cells:
-        modules[cell.path] = merge(modules.get(cell.path, Source()), cell.parse())
-    return {path: emit(module) for path, module in sorted(modules.items())}
+        try:
+            modules[cell.path] = merge(modules.get(cell.path, Source()), cell.parse())
+        except BuildError as error:
+            raise CourseError(f"{cell.where}: {error}") from error
+    return dict(sorted(modules.items()))
 
 
 def build(root: Path, folder: Path) -> tuple[list[str], list[str]]:
@@ -162,7 +173,7 @@ def check_static(root: Path) -> list[str]:
     cells = build_cells(root)
     owners: dict[tuple[str, str], BuildCell] = {}
     for cell in cells:
-        for name in cell.parse().names:
+        for name in cell.parse().definitions:
             first = owners.setdefault((cell.path, name), cell)
             if first is not cell:
                 faults.append(
@@ -196,10 +207,10 @@ def _difference(path: str, there: str, built: str, owners: dict[tuple[str, str],
     line = next((n for n, (mine, theirs) in enumerate(pairs, 1) if mine != theirs), 1)
     place = ""
     try:
-        for piece in parse(there, path).pieces:
-            if piece.line <= line < piece.line + piece.num_lines:
-                cell = next((owners[path, n] for n in piece.names if (path, n) in owners), None)
-                place = f" ({', '.join(piece.names)}" + (f", {cell.where})" if cell else ")")
+        for name, part in parse(there, path).definitions.items():  # a member comes after its class
+            if part.line <= line < part.line + part.num_lines:
+                cell = owners.get((path, name))
+                place = f" ({name}, {cell.where})" if cell else f" ({name})"
     except (SyntaxError, BuildError):
         pass
     shown = "\n".join(f"    {d}" for d in diff[:14])
@@ -218,16 +229,28 @@ def _notebook_faults(root: Path, chapter: str) -> list[str]:
     widgets = notebook.metadata.get("widgets")
     if widgets is not None and "state" not in widgets.get(WIDGET_STATE, {}):
         faults.append("metadata.widgets has no state")
-    expected = 0
+    expected, out_of_order, above = 0, "", None
     for index, cell in enumerate(notebook.cells):
+        path = directive(cell.source) if cell.cell_type == "code" else None
+        at = f"cell {index + 1}"
+        if path and above:
+            faults.append(
+                f"{at} builds {path} right below a cell that builds {above}: put a word, or a call "
+                "of what is new, between them"
+            )
+        if path and (lines := code_lines(cell.source)) > LONGEST_BUILD_CELL:
+            faults.append(
+                f"{at} ({path}) has {lines} lines without docstrings, and the most is "
+                f"{LONGEST_BUILD_CELL}: split it (`class X(X):` goes on with a class)"
+            )
+        above = path
         if cell.cell_type != "code":
             continue
-        at = f"cell {index + 1}"
         if cell.source.strip():
             expected += 1
-            if cell.execution_count != expected:
-                faults.append(f"{at} was not run in order; `python -m course run {chapter}`")
-                break
+            if cell.execution_count != expected and not out_of_order:
+                out_of_order = f"{at} was not run in order; `python -m course run {chapter}`"
+                faults.append(out_of_order)
         if cell.source.rstrip().endswith(";"):
             faults.append(f"{at} ends in `;`, which nbval does not honor")
         for output in cell.outputs:
@@ -238,18 +261,33 @@ def _notebook_faults(root: Path, chapter: str) -> list[str]:
     return [f"notebooks/{chapter}.ipynb: {fault}" for fault in faults]
 
 
+def code_lines(text: str) -> int:
+    """How many lines a build cell has, without docstrings, blank lines and the directive."""
+    places = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    documented = [
+        node.body[0]
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, places) and ast.get_docstring(node, clean=False) is not None
+    ]
+    docstrings = {n for d in documented for n in range(d.lineno, (d.end_lineno or d.lineno) + 1)}
+    lines = [line for n, line in enumerate(text.split("\n"), 1) if n not in docstrings]
+    return sum(bool(line.strip()) for line in lines) - (directive(text) is not None)
+
+
 def check_from_nothing(root: Path) -> Iterator[str]:
     """Build the package chapter by chapter in an empty folder by running each notebook there.
 
-    Each chapter runs on what the chapters before it have built and nothing else. Yields a line for
-    each chapter that did; raises CourseError for the first that did not.
+    Each chapter runs on what the chapters before it have built and nothing else, and must show what
+    is stored. Yields a line for each chapter that did; raises CourseError for the first that does
+    not run or builds something else, and in the end for those that showed something else.
     """
+    unlike: list[str] = []
     with tempfile.TemporaryDirectory(prefix="course-check-") as name:
         folder = Path(name)
         done: list[str] = []
         for chapter in chapters(root):
             done.append(chapter)
-            execute(read(root, chapter), chapter, root, package_root=folder)
+            ran = execute(read(root, chapter), chapter, root, package_root=folder)
             texts = package_texts(build_cells(root, done))
             built = {p: (folder / p).read_text(encoding="utf-8") for p in _python_files(folder)}
             if built != texts:
@@ -258,7 +296,55 @@ def check_from_nothing(root: Path) -> Iterator[str]:
                     f"{chapter}: running it built {', '.join(wrong)} otherwise than its text says"
                 )
             grown = {cell.path for cell in build_cells(root, [chapter])}
-            yield f"ok  {chapter}: {len(grown)} files built, {len(texts)} in the package"
+            faults = other_outputs(read(root, chapter), ran)
+            unlike += [f"{chapter}, {fault}" for fault in faults]
+            built_here = f"{len(grown)} files built, {len(texts)} in the package"
+            if faults:
+                yield f"NOT {chapter}: {built_here}, {len(faults)} cells show something else"
+            else:
+                yield f"ok  {chapter}: {built_here}"
+    if unlike:
+        raise CourseError(
+            "where a chapter is the last that was built, these show something else than what is "
+            "stored:\n" + "\n".join(unlike)
+        )
+
+
+# What nbval does not compare; its own tuple exists only inside a run of pytest.
+_NOT_COMPARED = (
+    *("metadata", "traceback", "prompt_number", "output_type", "name", "execution_count"),
+    *(WIDGET_VIEW, "image/png", "image/jpeg"),
+)
+
+
+def other_outputs(stored: NotebookNode, ran: NotebookNode) -> list[str]:
+    """The cells whose outputs nbval would not take for the stored ones, each with what differs."""
+    from nbval import plugin
+
+    faults = []
+    for index, (old, new) in enumerate(zip(stored.cells, ran.cells, strict=True)):
+        if old.cell_type != "code":
+            continue
+        options = dict(plugin.find_metadata_tags(old.metadata))
+        options |= dict(plugin.find_comment_markers(old.source))
+        if options.get("skip") or not options.get("check", True):
+            continue
+        found: list[tuple[str, Any, Any]] = []
+        judge = SimpleNamespace(
+            colors=plugin.nocolors,
+            sanitize=lambda value: value,
+            format_output_compare=lambda *difference, to=found: to.append(difference),
+        )
+        outputs = [plugin.coalesce_streams(cell.outputs) for cell in (new, old)]
+        if not plugin.IPyNbCell.compare_outputs(judge, *outputs, skip_compare=_NOT_COMPARED):
+            lines = judge.comparison_traceback
+            if found:
+                key, *sides = found[0]
+                was, now = (str(side).splitlines() for side in sides)
+                diff = difflib.unified_diff(was, now, "stored", "now", lineterm="", n=0)
+                lines = [key, *list(diff)[3:9]]
+            faults.append(f"cell {index + 1}: " + "\n    ".join(line[:200] for line in lines))
+    return faults
 
 
 # --- run ------------------------------------------------------------------------------------------
@@ -466,14 +552,15 @@ def pull(root: Path) -> list[str]:
             faults.append(f"{path}: {error}")
             continue
         parsed = [cell.parse() for cell in own]
-        in_file = {piece.names: piece for piece in module.pieces}
-        in_cells = {piece.names for source in parsed for piece in source.pieces}
-        for names in in_file.keys() - in_cells:
-            faults.append(f"{path}: {', '.join(names)} is in the file but in no build cell")
-        for names in in_cells - in_file.keys():
-            faults.append(f"{path}: {', '.join(names)} is in a build cell but not in the file")
+        spread = {p.names[0] for source in parsed for p in source.pieces if p.goes_on}
+        in_file = _to_match(module, spread)
+        in_cells = {name for source in parsed for name in _to_match(source, spread)}
+        for name in sorted(in_file - in_cells):
+            faults.append(f"{path}: {name} is in the file but in no build cell")
+        for name in sorted(in_cells - in_file):
+            faults.append(f"{path}: {name} is in a build cell but not in the file")
         for number, (cell, source) in enumerate(zip(own, parsed, strict=True)):
-            text = _pulled(cell, source, module, in_file, parsed, is_first=number == 0)
+            text = _pulled(cell, source, module, spread, parsed, is_first=number == 0)
             if text != cell.text:
                 changed[cell.chapter, cell.index] = text
     if faults:
@@ -486,17 +573,31 @@ def pull(root: Path) -> list[str]:
     return [f"notebooks/{chapter}.ipynb, cell {index + 1}" for chapter, index in changed]
 
 
+def _to_match(source: Source, spread: set[str]) -> set[str]:
+    """What must be in a file and in its cells: definitions, and members of classes in `spread`."""
+    return {n for n in source.definitions if "." not in n or n.partition(".")[0] in spread}
+
+
 def _pulled(
     cell: BuildCell,
     source: Source,
     module: Source,
-    in_file: dict[tuple[str, ...], Piece],
+    spread: set[str],
     parsed: list[Source],
     *,
     is_first: bool,
 ) -> str:
-    """The cell's text with the file's version of its parts; the same text if nothing differs."""
-    pieces = [in_file.get(piece.names, piece) for piece in source.pieces]
+    """The cell's text with the file's version of its parts; the same text if nothing differs.
+
+    `spread` are the classes that several cells build: of these a cell gets only its own members.
+    """
+    in_file = {piece.names: piece for piece in module.pieces}
+    pieces = []
+    for piece in source.pieces:
+        there = in_file.get(piece.names, piece)
+        if there.header is not None and there.names[0] in spread:
+            there = _own_members(piece, there)
+        pieces.append(replace(there, blank=piece.blank))
     imports = {item for item in source.imports if item in module.imports}
     typing_imports = {item for item in source.typing_imports if item in module.typing_imports}
     if is_first:  # imports new in the file, which no cell has
@@ -512,7 +613,17 @@ def _pulled(
     )
     if same:
         return cell.text
-    tight = [old.tight for old in source.pieces]
-    fixed = [replace(p, tight=t) for p, t in zip(pieces, tight, strict=True)]
-    body = emit(Source(head, imports, typing_imports, fixed))
+    body = emit(Source(head, imports, typing_imports, pieces))
     return f"{cell.text.splitlines()[0]}\n{body}".rstrip("\n")
+
+
+def _own_members(piece: Piece, there: Piece) -> Piece:
+    """A cell's part of a class as the file has it: its members, in the file's order."""
+    own = {member.names: member for member in piece.members}
+    members: list[Piece] = []
+    for above, member in zip([None, *there.members], there.members, strict=False):
+        if member.names in own:
+            is_below = (members[-1].names if members else None) == (above.names if above else None)
+            blank = member.blank if is_below else own[member.names].blank
+            members.append(replace(member, blank=blank))
+    return piece.with_members(members, None if piece.goes_on else there.header)

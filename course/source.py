@@ -4,15 +4,20 @@ Nothing here runs any code. A module is four things in this order: its docstring
 imports, the imports under `if TYPE_CHECKING:`, and its *pieces*: definitions and assignments, each
 with the comment lines above it. Merging a cell into a module replaces the pieces of the same names
 where they stand, appends the others, and unites the imports.
+
+A class is taken apart once more, into a *header* (all up to and with its docstring) and *members*,
+since several cells may build it: `class X(X):` in a cell goes on with the class `X` of the file.
 """
 
 from __future__ import annotations
 
 import ast
+import copy
 import os
 import re
 import sys
 import tempfile
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
@@ -23,6 +28,17 @@ DIRECTIVE = re.compile(r"^#\|\s*build\s+(?P<path>.+?)\s*$")
 
 class BuildError(ValueError):
     """A build cell that cannot become a part of its file; the message says why and what to do."""
+
+
+class NotBegun(BuildError):
+    """A cell goes on with a class that no cell has begun yet."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"`class {name}({name})` goes on with a class, and this file has no class {name}. Run "
+            f"the cell that begins it (`class {name}:`) first."
+        )
+        self.name = name
 
 
 @dataclass(frozen=True, order=True)
@@ -41,23 +57,39 @@ class Import:
 
 @dataclass(frozen=True)
 class Piece:
-    """One definition or assignment of a module, with the comment lines above it.
+    """One definition or assignment of a module or class, with the comment lines above it.
 
-    `names` are what it binds, `nodes` its statements, `tight` says that no blank line parts it
-    from the piece before, `line` is its first line (1-based) where it was read.
+    `names` are what it binds, `nodes` its statements, `blank` how many blank lines part it from
+    what stands above, `line` is its first line (1-based) where it was read. A class also has its
+    `header` and its `members`; `goes_on` says that it adds to a class that another cell begins.
     """
 
     names: tuple[str, ...]
     text: str
     is_def: bool
-    tight: bool = False
+    blank: int = 1
     line: int = 1
     nodes: tuple[ast.stmt, ...] = field(default=(), compare=False, repr=False)
+    header: str | None = None
+    members: tuple[Piece, ...] = ()
+    goes_on: bool = False
 
     @property
     def num_lines(self) -> int:
-        """Lines of source, the comments above included."""
-        return self.text.count("\n") + 1
+        """Lines of source that it adds to the file, the comments above included."""
+        return self.text.count("\n") + (not self.goes_on)
+
+    @property
+    def definitions(self) -> dict[str, Piece]:
+        """What it defines: its names, and members of a class as `Class.member`."""
+        own = {} if self.goes_on else dict.fromkeys(self.names, self)
+        return own | {f"{self.names[0]}.{n}": m for m in self.members for n in m.names}
+
+    def with_members(self, members: list[Piece], header: str | None = None) -> Piece:
+        """The same class with other members (and another header)."""
+        header = header or self.header or ""
+        text = "".join([header, *("\n" * (m.blank + 1) + m.text for m in members)])
+        return replace(self, text=text, header=header, members=tuple(members))
 
 
 @dataclass
@@ -74,6 +106,22 @@ class Source:
     def names(self) -> list[str]:
         """Every name that a piece binds, in order."""
         return [name for piece in self.pieces for name in piece.names]
+
+    @property
+    def definitions(self) -> dict[str, Piece]:
+        """What the pieces define, members of classes as `Class.member`."""
+        return {name: part for piece in self.pieces for name, part in piece.definitions.items()}
+
+    @property
+    def summary(self) -> str:
+        """Its definitions as a line: `Req, helper`, and `Req.extend_len, remain_len; helper`."""
+        parts = [
+            ", ".join(piece.names)
+            if not piece.goes_on
+            else f"{piece.names[0]}.{', '.join(n for m in piece.members for n in m.names)}"
+            for piece in self.pieces
+        ]
+        return ("; " if any(piece.goes_on for piece in self.pieces) else ", ").join(parts)
 
     @property
     def has_future_annotations(self) -> bool:
@@ -130,8 +178,7 @@ def parse(text: str, filename: str = "<module>") -> Source:
     source = Source()
     end = 0  # lines[:end] are dealt with
     for position, node in enumerate(tree.body):
-        start = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))]) - 1
-        stop = node.end_lineno or node.lineno
+        start, stop = _first_line(node) - 1, node.end_lineno or node.lineno
         if start < end:
             raise BuildError(f"line {node.lineno}: put one statement on a line, not two.")
         gap = lines[end:start]
@@ -157,9 +204,14 @@ def parse(text: str, filename: str = "<module>") -> Source:
                     "build cell holds imports, functions, classes and assignments; put what should "
                     "run now into a cell of its own."
                 )
-            is_def = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
             tight = bool(source.pieces) and not comments and not gap
-            _append(source, Piece(names, body, is_def, tight, start + 1, (node,)))
+            line = start + 1 - len(comments)
+            piece = Piece(names, body, isinstance(node, Definition), not tight, line, (node,))
+            if isinstance(node, ast.ClassDef):
+                piece = _take_apart(piece, node, lines)
+                if piece.goes_on:
+                    _refuse_comments(comments, node, f"`class {node.name}({node.name}):`")
+            _append(source, piece)
         end = stop
     rest = _strip_blank(lines[end:])
     if rest:
@@ -174,8 +226,9 @@ def parse(text: str, filename: str = "<module>") -> Source:
 def _append(source: Source, piece: Piece) -> None:
     """Add a piece; neighbors of one name (overloads) become one, others are refused."""
     last = source.pieces[-1] if source.pieces else None
-    if last and last.names == piece.names and last.is_def and piece.is_def:
-        space = "\n" if piece.tight else "\n\n\n"
+    is_overload = last and last.names == piece.names and last.is_def and piece.is_def
+    if last and is_overload and piece.header is None:
+        space = "\n\n\n" if piece.blank else "\n"
         source.pieces[-1] = replace(
             last, text=last.text + space + piece.text, nodes=last.nodes + piece.nodes
         )
@@ -184,6 +237,73 @@ def _append(source: Source, piece: Piece) -> None:
     if twice:
         raise BuildError(f"line {piece.line}: {', '.join(sorted(twice))} is defined twice.")
     source.pieces.append(piece)
+
+
+def _take_apart(piece: Piece, node: ast.ClassDef, lines: list[str]) -> Piece:
+    """A class with its header and its members; BuildError for a wrong `class X(X)`."""
+    goes_on = _goes_on(node)
+    end = top = _signature_end(node, lines)
+    members: list[Piece] = []
+    for inner in node.body if node.body[0].lineno > end else ():
+        start, stop = _first_line(inner) - 1, inner.end_lineno or inner.lineno
+        names, is_def = _bound_names(inner), isinstance(inner, Definition)
+        blank = next((i for i, line in enumerate(lines[end:start]) if line.strip()), start - end)
+        last = members[-1] if members else None
+        if last and (not names or start < end or (last.names == names and last.is_def and is_def)):
+            # A setter, an overload, a string below a field, what stands on the same line.
+            text = "\n".join(lines[last.line - 1 : stop])
+            names = tuple(dict.fromkeys(last.names + names))
+            members[-1] = replace(last, names=names, text=text, nodes=(*last.nodes, inner))
+        elif names:
+            twice = {name for member in members for name in member.names} & set(names)
+            if twice:
+                raise BuildError(
+                    f"line {inner.lineno}: {node.name}.{min(twice)} is defined twice; put what "
+                    "belongs together, such as a property and its setter, next to each other."
+                )
+            text = "\n".join(lines[end + blank : stop])
+            members.append(Piece(names, text, is_def, blank, end + blank + 1, (inner,)))
+        else:
+            top = stop
+        end = stop
+    below = (node.end_lineno or end) - top if members else 0
+    header = "\n".join(piece.text.split("\n")[: -below or None])
+    return replace(piece, header=header, members=tuple(members), goes_on=goes_on)
+
+
+def _first_line(node: ast.stmt) -> int:
+    """The line (1-based) on which a statement begins, decorators included."""
+    return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
+
+
+def _signature_end(node: ast.ClassDef, lines: list[str]) -> int:
+    """The line (1-based) that ends in the colon of `class X(…):`."""
+    inside = [*node.bases, *node.keywords, *getattr(node, "type_params", [])]
+    line = max([node.lineno, *(part.end_lineno or 0 for part in inside)])
+    while line < node.body[0].lineno and not lines[line - 1].split("#")[0].rstrip().endswith(":"):
+        line += 1
+    return line
+
+
+def _goes_on(node: ast.ClassDef) -> bool:
+    """Whether it is `class X(X):`; BuildError for one that has what only a beginning may have."""
+    name = node.name
+    if name not in [ast.unparse(base) for base in node.bases]:
+        return False
+    fields = [ast.unparse(n.target) for n in node.body if isinstance(n, ast.AnnAssign)]
+    wrong = ""
+    if len(node.bases) > 1 or node.keywords or node.decorator_list:
+        wrong = "Its other bases, keywords and decorators belong"
+    elif ast.get_docstring(node, clean=False) is not None:
+        wrong = "Its docstring belongs"
+    elif fields:
+        wrong = f"Fields (`{fields[0]}: …`) are made when the class is, so they belong"
+    if wrong:
+        raise BuildError(
+            f"line {node.lineno}: `class {name}({name})` goes on with the class {name}. {wrong} in "
+            f"the cell that begins it (`class {name}:`)."
+        )
+    return True
 
 
 def _strip_blank(lines: list[str]) -> list[str]:
@@ -201,6 +321,9 @@ def _refuse_comments(comments: list[str], node: ast.stmt, what: str) -> None:
             f"line {node.lineno}: a comment beside {what} would be lost, since those are merged "
             "over all cells of the file. Move it above a definition, or into the docstring."
         )
+
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def _is_docstring(node: ast.stmt) -> bool:
@@ -249,7 +372,7 @@ def _typing_imports(node: ast.stmt) -> set[Import]:
 
 def _bound_names(node: ast.stmt) -> tuple[str, ...]:
     """What a top-level statement binds; () for one that a build cell may not hold."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+    if isinstance(node, Definition):
         return (node.name,)
     if isinstance(node, ast.Assign):
         found = [_target_names(target) for target in node.targets]
@@ -281,33 +404,90 @@ def _target_names(target: ast.expr) -> tuple[str, ...]:
     return ()
 
 
-def merge(module: Source, cell: Source) -> Source:
-    """`module` with the parts of `cell` in it; neither argument is changed."""
+def merge(module: Source, cell: Source, gone: Collection[str] = ()) -> Source:
+    """`module` with the parts of `cell` in it; neither argument is changed.
+
+    `gone` names members (`Class.member`) that the cell had and lacks now.
+    """
+    imports = module.imports | cell.imports
     pieces = list(module.pieces)
     for new in cell.pieces:
-        touched = [i for i, old in enumerate(pieces) if set(old.names) & set(new.names)]
-        for i in touched:
-            kept = set(pieces[i].names) - set(new.names)
-            if kept:
-                raise BuildError(
-                    f"{', '.join(sorted(set(pieces[i].names) & set(new.names)))} is assigned "
-                    f"together with {', '.join(sorted(kept))} in the file; assign them together "
-                    "here too."
-                )
-        if touched:
-            pieces[touched[0]] = replace(new, tight=pieces[touched[0]].tight)
-            for i in reversed(touched[1:]):
-                del pieces[i]
-        else:
-            # The first piece of a cell never touches the one before it.
-            pieces.append(replace(new, tight=new.tight and bool(pieces)))
-    imports = module.imports | cell.imports
+        old = next((piece for piece in pieces if piece.names == new.names), None)
+        if new.goes_on:
+            _check_begun(new.names[0], old, imports)
+        if new.header is not None and old and old.header is not None:
+            new = _merged_class(old, new, gone)
+        # The first piece of a cell never touches the one before it.
+        _put(pieces, new, len(pieces))
     return Source(
         head=module.head if cell.head is None else cell.head,
         imports=imports,
         typing_imports=(module.typing_imports | cell.typing_imports) - imports,
         pieces=pieces,
     )
+
+
+def _put(pieces: list[Piece], new: Piece, at: int, *, keep_blank: bool = True) -> int:
+    """Put a piece where the one of its name stands, else at an index; returns its index."""
+    touched = [i for i, old in enumerate(pieces) if set(old.names) & set(new.names)]
+    for i in touched:
+        kept = set(pieces[i].names) - set(new.names)
+        if kept:
+            raise BuildError(
+                f"{', '.join(sorted(set(pieces[i].names) & set(new.names)))} is assigned "
+                f"together with {', '.join(sorted(kept))} in the file; assign them together "
+                "here too."
+            )
+    if not touched:
+        pieces.insert(at, new)
+        return at
+    first = touched[0]
+    pieces[first] = replace(new, blank=pieces[first].blank) if keep_blank else new
+    for i in reversed(touched[1:]):
+        del pieces[i]
+    return first
+
+
+def _check_begun(name: str, old: Piece | None, imports: set[Import]) -> None:
+    """BuildError if a cell cannot go on with the class `name` of its file."""
+    home = next((item.module for item in imports if item.bound == name), None)
+    if old is None and home is not None:
+        raise BuildError(
+            f"`class {name}({name})` goes on with a class of the same file, and {name} is imported "
+            f"from {home}. Go on with it in a cell that builds that file, or choose another name "
+            "for a class that derives from it."
+        )
+    if old is None:
+        raise NotBegun(name)
+    if old.header is None:
+        raise BuildError(f"`class {name}({name})` goes on with a class, and {name} is none here.")
+
+
+def _merged_class(old: Piece, new: Piece, gone: Collection[str]) -> Piece:
+    """The class of a file with the members of a cell, and with its header if the cell begins it."""
+    name = new.names[0]
+    lost = set() if new.goes_on else {m for m in gone if m not in new.definitions}
+    members = [m for m in old.members if not lost & {f"{name}.{n}" for n in m.names}]
+    at = len(members) if new.goes_on else 0
+    for i, member in enumerate(new.members):
+        is_first = new.goes_on and i == 0  # below `class X(X):`, which is not in the file
+        member = replace(member, blank=1) if is_first else member
+        at = 1 + _put(members, member, at, keep_blank=is_first)
+    begun = old if new.goes_on else new
+    merged = begun.with_members(members)
+    try:
+        ast.parse(merged.text)
+    except SyntaxError as error:
+        raise BuildError(
+            f"{name} cannot be put together: its body must stand on lines of its own, indented "
+            "alike in each cell."
+        ) from error
+    # One statement of nodes from several places: each keeps the lines of where it was read.
+    node = ast.copy_location(copy.copy(begun.nodes[0]), new.nodes[0])
+    assert isinstance(node, ast.ClassDef)
+    rest = len(node.body) - sum(len(m.nodes) for m in begun.members)
+    node.body = [*node.body[:rest], *(inner for m in members for inner in m.nodes)]
+    return replace(merged, nodes=(node,), line=old.line)
 
 
 def emit(source: Source) -> str:
@@ -328,7 +508,7 @@ def emit(source: Source) -> str:
         elif piece.is_def or previous.is_def:
             space = 2
         else:
-            space = 0 if piece.tight else 1
+            space = min(piece.blank, 1)
         text += "\n" * (space + 1 if text else 0) + piece.text
         previous = piece
     return text + "\n" if text else ""

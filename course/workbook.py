@@ -204,7 +204,12 @@ _HINTS = {
         "sparse_products_work": "try a plan of one token, and catch the RuntimeError it may raise",
     },
     "attention/torch_backend.py": {
+        "TorchBackend.__init__": (
+            "the shape of `k_cache(0)` tells most; a layer's entry of `slots` is its K and its V "
+            "as [num_slots, num_kv_heads, head_dim]"
+        ),
         "TorchBackend.forward": "assert that the metadata are there, then write, then read",
+        "TorchBackend.prepare_metadata": "the slots of a request stand in row `table_idx`",
     },
     "moe/__init__.py": {
         "create_fused_moe_backend": "the later class is `FusedMoe` of minisgl.moe.fused",

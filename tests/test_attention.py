@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -14,16 +15,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from minisgl import attention
 from minisgl.attention import (
     SUPPORTED_ATTENTION_BACKENDS,
     BaseAttnBackend,
     HybridBackend,
-    auto_backend,
     create_attention_backend,
-    torch_plans,
+    native_backend,
+    torch_backend,
     validate_attn_backend,
 )
-from minisgl.attention.torch_backend import TorchMetadata
+from minisgl.attention.torch_backend import TorchBackend, TorchMetadata
 from minisgl.attention.torch_plans import (
     GatheredDecodePlan,
     PerRequestPlan,
@@ -42,6 +44,7 @@ from minisgl.core import (
 )
 from minisgl.distributed import info as tp
 from minisgl.kvcache.mha_pool import MHAKVCache
+from minisgl.utils.registry import Registry
 
 NUM_LAYERS = 2
 SPARSE = sparse_products_work(torch.float32, "cpu")
@@ -101,7 +104,7 @@ class World:
         ctx = Context(page_size=page_size)
         ctx.kv_cache = pool
         width = max(cached + new for cached, new in lengths) + page_size
-        # Rows that nobody owns, and tails beyond a request's end, point at foreign slots.
+        # Rows that nobody owns, and tails beyond a request's end, point at the dummy's page.
         ctx.page_table = torch.full((len(lengths) + 2, width), num_pages * page_size).int()
         set_global_ctx(ctx)
 
@@ -215,7 +218,7 @@ def cases(draw: st.DrawFn) -> Case:
 )
 @given(case=cases(), sparse=st.booleans())
 def test_paged_packed_attention_is_plain_attention(case: Case, sparse: bool) -> None:
-    with patch.object(torch_plans, "sparse_products_work", lambda *_: sparse and SPARSE):
+    with patch.object(torch_backend, "sparse_products_work", lambda *_: sparse and SPARSE):
         check(case)
 
 
@@ -224,7 +227,7 @@ def test_paged_packed_attention_is_plain_attention(case: Case, sparse: bool) -> 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_the_compiled_plan(dtype: torch.dtype, threads: int) -> None:
     """Lengths on both sides of a part's, several parts, grouped heads, in any number of threads."""
-    part = auto_backend.LARGEST_PART
+    part = native_backend.LARGEST_PART
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -233,7 +236,7 @@ def test_the_compiled_plan(dtype: torch.dtype, threads: int) -> None:
             lengths = [(n - 1, 1) for n in sizes]
             out, world = run(Case(lengths, 8, 2, 24, page_size=4, dtype=dtype, backend="auto"))
             plan = world.metadata.plan
-            assert isinstance(plan, auto_backend.PagedDecodePlan)
+            assert isinstance(plan, native_backend.PagedDecodePlan)
             if sizes == (100,):
                 assert len(plan.parts) == threads, "one request, shared by all threads"
             assert out.dtype == dtype
@@ -267,16 +270,25 @@ def test_the_compiled_plan_hides_no_nan(token: int) -> None:
     assert out[0].isnan().all() and out[1].isfinite().all()
 
 
-@pytest.mark.parametrize("missing", ["compiler", "vectors"])
+@pytest.mark.parametrize("missing", ["compiler", "vectors", "dtype"])
 def test_without_compiled_attention(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
-    """No compiler, or a head that is no whole number of vectors: the plans of chapter 05."""
-    case = Case([(5, 1), (9, 1)], head_dim=8 if missing == "compiler" else 12, backend="auto")
+    """No compiler, a head that is no whole number of vectors, another dtype: "auto" is "torch"."""
+    case = Case([(5, 1), (9, 1)], head_dim=12 if missing == "vectors" else 8, backend="auto")
     if missing == "compiler":
-        monkeypatch.setattr(auto_backend, "_functions", dict)
+        monkeypatch.setattr(native_backend, "_functions", dict)
+    if missing == "dtype":
+        case.dtype = torch.float64
     world = check(case)
-    assert not isinstance(world.metadata.plan, auto_backend.PagedDecodePlan)
-    reset_global_ctx()
-    assert isinstance(check(Case([(0, 4)], backend="auto")).metadata.plan, PerRequestPlan)
+    assert type(world.backend) is TorchBackend
+    with pytest.raises(ValueError, match=r"'native' cannot run .*'auto' takes one"):
+        create_attention_backend("torch,native", model_config(case))  # type: ignore[arg-type]
+
+
+@compiled
+def test_the_native_backend_prefills_as_torch_does() -> None:
+    world = check(Case([(0, 4)], backend="native"))
+    assert type(world.backend) is native_backend.NativeBackend
+    assert isinstance(world.metadata.plan, PerRequestPlan)
 
 
 def test_the_worked_example() -> None:
@@ -304,7 +316,7 @@ def test_cumulative_lengths_without_a_hit_and_in_pure_decode() -> None:
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("lengths", [[(9, 1), (30, 1), (0, 1)], [(0, 6), (4, 3), (8, 1)]])
 def test_foreign_slots_change_nothing(lengths: list[tuple[int, int]], sparse: bool) -> None:
-    with patch.object(torch_plans, "sparse_products_work", lambda *_: sparse and SPARSE):
+    with patch.object(torch_backend, "sparse_products_work", lambda *_: sparse and SPARSE):
         outputs = [run(Case(lengths, fill=fill))[0] for fill in (0.0, float("nan"), float("inf"))]
     assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[0], outputs[2])
 
@@ -402,7 +414,7 @@ needs_sparse = pytest.mark.skipif(not SPARSE, reason="this PyTorch has no sparse
 @pytest.mark.parametrize("sparse", [False, pytest.param(True, marks=needs_sparse)])
 def test_decode_does_the_same_operations_whatever_the_batch_size(sparse: bool) -> None:
     counts = {}
-    with patch.object(torch_plans, "sparse_products_work", lambda *_: sparse):
+    with patch.object(torch_backend, "sparse_products_work", lambda *_: sparse):
         for bs in (2, 4, 16):
             reset_global_ctx()
             world = World(Case([(3 + i, 1) for i in range(bs)]))
@@ -460,12 +472,12 @@ def test_cumulative_lengths() -> None:
 
 
 def test_names() -> None:
-    assert SUPPORTED_ATTENTION_BACKENDS.supported_names() == ["torch"]
+    assert SUPPORTED_ATTENTION_BACKENDS.supported_names() == ["torch", "native"]
     assert validate_attn_backend("auto") == "auto"
     assert validate_attn_backend("torch") == "torch"
     assert validate_attn_backend(" torch , torch ") == "torch,torch"
     for wrong in ("auto", "flash", "torch,flash", "torch,torch,torch", "", "torch,"):
-        with pytest.raises(ValueError, match=r"expected one of \['torch'\]"):
+        with pytest.raises(ValueError, match=r"expected one of \['torch', 'native'\]"):
             validate_attn_backend(wrong, allow_auto=False)
     with pytest.raises(
         ValueError, match=r"official engine has fa \(FlashAttention\), fi \(FlashInfer\)"
@@ -522,18 +534,44 @@ def test_a_hybrid_picks_by_phase_and_graphs_belong_to_decode() -> None:
     ]
 
 
-def test_auto_and_pairs_make_backends_by_name() -> None:
+@pytest.mark.parametrize("runs", [True, False, None])
+def test_auto_is_native_where_that_can_run(
+    monkeypatch: pytest.MonkeyPatch, runs: bool | None
+) -> None:
+    """None: there is no such backend."""
+    world = World(Case([(0, 2)]))
+    config: Any = model_config(world.case)
+    native = Recorder("native", []) if runs else None
+    names = Registry[Any]("attention backend")
+    names.register("torch")(TorchBackend)
+    if runs is not None:
+        names.register("native")(lambda config: native)
+    monkeypatch.setattr(attention, "SUPPORTED_ATTENTION_BACKENDS", names)
+    made = create_attention_backend("auto", config)
+    assert made is native if runs else type(made) is TorchBackend
+
+
+def test_the_backend_reads_its_parameters_off_the_pool() -> None:
+    world = World(Case([(0, 5)], 4, 2, page_size=4, dtype=torch.bfloat16))
+    for ranks in (1, 2):
+        tp.reset_tp_info()
+        tp.set_tp_info(0, ranks)
+        backend = TorchBackend(SimpleNamespace(num_qo_heads=4 * ranks))  # type: ignore[arg-type]
+        assert (backend.num_slots, backend.dtype) == (len(world.k_slots), torch.bfloat16)
+        assert (backend.num_qo_heads, backend.num_kv_heads) == (4, 2)
+
+
+def test_pairs_make_backends_by_name() -> None:
     world = World(Case([(0, 2)]))
     config = model_config(world.case)
-    assert type(create_attention_backend("auto", config)).__name__ == "AutoBackend"  # type: ignore[arg-type]
-    assert type(create_attention_backend("torch", config)).__name__ == "TorchBackend"  # type: ignore[arg-type]
-    assert type(create_attention_backend("torch,torch", config)).__name__ == "TorchBackend"  # type: ignore[arg-type]
+    assert type(create_attention_backend("torch", config)) is TorchBackend  # type: ignore[arg-type]
+    assert type(create_attention_backend("torch,torch", config)) is TorchBackend  # type: ignore[arg-type]
     SUPPORTED_ATTENTION_BACKENDS.register("other")(lambda config: Recorder("other", []))
     try:
         pair = create_attention_backend("torch,other", config)  # type: ignore[arg-type]
         assert isinstance(pair, HybridBackend)
-        assert type(pair.prefill_backend).__name__ == "TorchBackend"
-        assert type(pair.decode_backend).__name__ == "Recorder"
+        assert type(pair.prefill_backend) is TorchBackend
+        assert type(pair.decode_backend) is Recorder
         assert pair.supports_cuda_graph and not world.backend.supports_cuda_graph
     finally:
         del SUPPORTED_ATTENTION_BACKENDS._table["other"]

@@ -318,3 +318,279 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
         write_whole(path, "new, up to \udc80 which UTF-8 cannot hold\n")
     assert path.read_bytes() == b"old\n"
     assert [p.name for p in path.parent.iterdir()] == ["file.ipynb"]
+
+
+# --- A class over several cells -------------------------------------------------------------------
+
+CACHE = '''\
+#| build minisgl/cache.py
+"""Cache."""
+
+from dataclasses import dataclass
+
+class Base:
+    def size(self):
+        return 1
+
+# Pages.
+@dataclass
+class Cache(Base):
+    """A cache."""
+
+    pages: int
+    LIMIT = 3
+
+    def size(self):
+        return super().size() + 1
+
+    def free(self):
+        return self.pages
+'''
+MATCH = """\
+#| build minisgl/cache.py
+from functools import cached_property
+
+class Cache(Cache):
+    # The longest prefix.
+    def match(self, most=LIMIT):
+        return __class__, super().size(), self.__own(), most
+
+    def __own(self):
+        return 7
+
+    @property
+    def half(self):
+        return self.pages / 2
+
+    @half.setter
+    def half(self, value):
+        self.pages = 2 * value
+
+    @cached_property
+    def once(self):
+        return [self.pages]
+
+    @classmethod
+    def make(cls):
+        return cls(4)
+
+    KIND = "pages"
+"""
+
+
+def live(module: str = "cache") -> Any:
+    return sys.modules[f"minisgl.{module}"]
+
+
+def test_a_cell_goes_on_with_a_class_and_instances_see_it(package, build):
+    given = build(CACHE)
+    cache, cls = given["Cache"](6), given["Cache"]
+    methods = MATCH.partition("    KIND")[0]
+    given = build(methods)
+    assert given["report"] == "minisgl/cache.py: Cache.match, __own, half, once, make (22 lines)"
+    assert given["Cache"] is live().Cache is cls
+    assert cache.match() == (cls, 1, 7, 3) and cls.match.__qualname__ == "Cache.match"
+    assert cls.match.__module__ == "minisgl.cache"
+    assert cache.half == 3 and cache.once is cache.once and isinstance(cls.make(), cls)
+    cache.half = 1
+    assert cache.pages == 2
+    code = text(package, "cache")
+    assert code.count("class Cache") == 1 and "class Cache(Base):" in code
+    free = "    def free(self):\n        return self.pages\n"
+    assert f"{free}\n    # The longest prefix.\n    def match(self, most=LIMIT):\n" in code
+    for name in [n for n in sys.modules if n.startswith("minisgl")]:
+        del sys.modules[name]
+    import minisgl.cache
+
+    assert minisgl.cache.Cache.make().match() == (minisgl.cache.Cache, 1, 7, 3)
+
+
+def test_cells_of_one_class_in_any_order_leave_one_copy(package, build):
+    tail = "#| build minisgl/cache.py\nclass Cache(Cache):\n    def last(self):\n        return 1\n"
+    for cell in (CACHE, MATCH, tail):
+        build(cell)
+    file = package / "minisgl/cache.py"
+    before, stamp = text(package, "cache"), file.stat().st_mtime_ns
+    cls = live().Cache
+    for cell in (tail, CACHE, MATCH, MATCH, CACHE, tail):
+        build(cell)
+    assert text(package, "cache") == before and file.stat().st_mtime_ns == stamp
+    assert live().Cache is cls
+    file.unlink()
+    del sys.modules["minisgl.cache"]
+    fresh = Builder(package)
+    for cell in (CACHE, tail, MATCH):
+        fresh.run(cell)
+    once = text(package, "cache")
+    assert sorted(once.splitlines()) == sorted(before.splitlines())
+    assert once.index("def last") < once.index("def match")
+
+
+def test_another_kernel_goes_on_and_nothing_moves(package, build):
+    build(CACHE)
+    build(MATCH)
+    file = package / "minisgl/cache.py"
+    stamp, before = file.stat().st_mtime_ns, file.read_bytes()
+    for name in [n for n in sys.modules if n.startswith("minisgl")]:
+        del sys.modules[name]
+    later = Builder(package)
+    assert later.run(MATCH)[1]["Cache"] is live().Cache
+    cls = live().Cache
+    later.run(CACHE)
+    later.run(MATCH)
+    assert (live().Cache, file.stat().st_mtime_ns, file.read_bytes()) == (cls, stamp, before)
+
+
+def test_editing_a_member_changes_only_that_member(package, build):
+    cls = build(CACHE)["Cache"]
+    cache = cls(6)
+    build(MATCH)
+    cache, cls, before = live().Cache(6), live().Cache, dict(vars(live().Cache))
+    was = text(package, "cache")
+    build(CACHE.replace("return self.pages", "return -self.pages"))
+    assert text(package, "cache") == was.replace("return self.pages\n", "return -self.pages\n")
+    assert live().Cache is cls and cache.free() == -6
+    assert {n for n, v in vars(cls).items() if before.get(n) is not v} <= {"free"}
+    build(MATCH.replace("return 7", "return 8"))
+    assert cache.match()[2] == 8 and live().Cache is cls
+
+
+def test_members_that_a_beginning_cell_had_and_has_no_more_go(package, build):
+    cls = build(CACHE)["Cache"]
+    build(MATCH.partition("    KIND")[0])
+    build(CACHE.replace("def free", "def give_back"))
+    assert "def free" not in text(package, "cache") and "def match" in text(package, "cache")
+    assert live().Cache is cls and not hasattr(cls, "free") and cls(2).give_back() == 2
+    build(CACHE)
+    build("#| build minisgl/cache.py\nclass Cache(Cache):\n    def free(self):\n        return 0\n")
+    moved = CACHE.partition("\n    def free")[0]
+    build(moved)
+    assert cls(2).free() == 0 and text(package, "cache").count("def free") == 1
+
+
+def test_a_new_member_stands_after_the_one_before_it_in_its_cell(package, build):
+    build(CACHE)
+    build(MATCH)
+    build(CACHE.replace("LIMIT = 3\n", "LIMIT = 3\n    MORE = 4\n"))
+    code = text(package, "cache")
+    assert (
+        code.index("LIMIT = 3") < code.index("MORE = 4") < code.index("return super().size() + 1")
+    )
+    build(MATCH.replace("    @property", "    def new(self):\n        return 0\n\n    @property"))
+    code = text(package, "cache")
+    assert code.index("def __own") < code.index("def new") < code.index("def half")
+    first = CACHE.replace("    pages: int", "    first: int = 0\n    pages: int = 0")
+    build(first)
+    assert '"""A cache."""\n\n    first: int = 0\n    pages: int = 0\n' in text(package, "cache")
+
+
+def test_a_class_with_another_header_or_field_is_made_anew_with_all_its_members(build):
+    cls = build(CACHE)["Cache"]
+    build(MATCH.partition("    KIND")[0])
+    given = build(CACHE.replace("pages: int", "pages: int = 9"))
+    assert given["Cache"] is not cls and given["Cache"]().match()[1:] == (1, 7, 3)
+    assert given["Cache"]().free() == 9
+    cls = given["Cache"]
+    assert build(MATCH)["Cache"].KIND == "pages" and live().Cache is not cls
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        "def __post_init__(self):\n        self.pages = 11",
+        "__len__ = free",
+        "class In:\n        x = 1",
+    ],
+)
+def test_what_a_class_needs_when_it_is_made_makes_it_anew(build, member):
+    cls = build(CACHE)["Cache"]
+    given = build(f"#| build minisgl/cache.py\nclass Cache(Cache):\n    {member}\n")
+    assert given["Cache"] is not cls
+    assert "__post_init__" not in member or given["Cache"](1).pages == 11
+    if "__len__" in member:  # a name that another member reads
+        build(CACHE.replace("return self.pages", "return 5"))
+        assert len(live().Cache(1)) == 5
+
+
+def test_an_abstract_method_is_filled_in_by_a_later_cell(build):
+    build(
+        "#| build minisgl/cache.py\nfrom abc import ABC, abstractmethod\n\nclass Base(ABC):\n"
+        "    @abstractmethod\n    def f(self): ...\n\n\nclass Own(Base):\n    pass\n"
+    )
+    with pytest.raises(TypeError):
+        live().Own()
+    build("#| build minisgl/cache.py\nclass Own(Own):\n    def f(self):\n        return 1\n")
+    assert live().Own().f() == 1
+
+
+@pytest.mark.parametrize(
+    ("cell", "says"),
+    [
+        (
+            "class Nobody(Nobody):\n    def f(self): ...",
+            "no class Nobody. Run the cell that begins",
+        ),
+        (
+            "class Cache(Cache):\n    lent: int = 0",
+            r"Fields \(`lent: …`\) are made when the class is",
+        ),
+        ("class Cache(Cache, Base):\n    def f(self): ...", "other bases, keywords and decorators"),
+        ("@dataclass\nclass Cache(Cache):\n    def f(self): ...", "other bases, keywords and dec"),
+        ('class Cache(Cache):\n    """Again."""', "docstring belongs in the cell that begins it"),
+        ("# why\nclass Cache(Cache):\n    def f(self): ...", "comment beside `class Cache"),
+        ("class helper(helper):\n    def f(self): ...", "helper is none here"),
+        ("class dataclass(dataclass):\n    def f(self): ...", "imported from dataclasses"),
+        ("class Cache(Cache):\n  def f(self): ...", "indented alike in each cell"),
+        ("class Line(Line):\n    def f(self): ...", "on lines of its own"),
+        (
+            "class Cache(Cache):\n    a = 1\n    def f(self): ...\n    a = 2",
+            "Cache.a is defined twice",
+        ),
+        (
+            "class Cache(Cache):\n    def f(self): ...\nclass Cache(Cache):\n    def g(self): ...",
+            "Cache is defined twice",
+        ),
+    ],
+)
+def test_wrong_uses_say_what_to_do(package, build, cell, says):
+    build(CACHE + "\n\ndef helper(): ...\nclass Line: pass\n")
+    before, attributes = text(package, "cache"), dict(vars(live().Cache))
+    with pytest.raises(BuildError, match=says):
+        build(f"#| build minisgl/cache.py\n{cell}\n")
+    assert text(package, "cache") == before and dict(vars(live().Cache)) == attributes
+
+
+@pytest.mark.parametrize(("default", "last"), [("undefined", "1"), ("1 / 0", "1"), ("1", "once()")])
+def test_a_failing_cell_leaves_file_and_class_as_they_were(package, build, default, last):
+    build(
+        CACHE + "\n\nCALLS = []\n\n\ndef once():\n    CALLS.append(1)\n    assert len(CALLS) < 2\n"
+    )
+    live().once()  # so that it fails after the try-out, in the live module only
+    cls = live().Cache
+    before, attributes = text(package, "cache"), dict(vars(cls))
+    cell = (
+        "#| build minisgl/cache.py\nclass Cache(Cache):\n    def free(self):\n        return 0\n\n"
+        f"    def f(self, x={default}):\n        return 1\n\n\nY = {last}\n"
+    )
+    with pytest.raises((AssertionError, NameError, ZeroDivisionError)) as caught:
+        build(cell)
+    lines = [entry.lineno + 1 for entry in caught.traceback if "<cell of" in str(entry.path)]
+    assert lines == [2, 6] if default != "1" else lines[0] == 10
+    assert text(package, "cache") == before and live().Cache is cls
+    assert dict(vars(cls)) == attributes and not hasattr(live(), "Y")
+
+
+def test_a_traceback_has_the_lines_of_cell_and_file(build):
+    import traceback
+
+    build(CACHE)
+    build(MATCH.replace("return 7", "return 7 / 0"))
+    for edited in ("pages: int", "pages: int = 1"):
+        build(CACHE.replace("pages: int", edited))
+        with pytest.raises(ZeroDivisionError) as caught:
+            live().Cache(1).match()
+        frames = traceback.extract_tb(caught.value.__traceback__)[1:]
+        assert [frame.line for frame in frames] == [
+            "return __class__, super().size(), self.__own(), most",
+            "return 7 / 0",
+        ]

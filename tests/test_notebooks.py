@@ -19,6 +19,7 @@ from course.__main__ import main
 ONE = [
     "%load_ext course",
     '#| build minisgl/__init__.py\n"""The package."""',
+    "print('begun')",
     '#| build minisgl/core.py\n"""Core."""\n\nfrom __future__ import annotations\n\n\n'
     "def one() -> int:\n    return 1",
     "print(one())",
@@ -158,7 +159,7 @@ def test_check_says_where_one_character_differs_in_the_package(executed, capfd):
 def test_check_says_where_one_character_differs_in_a_cell(executed, capfd):
     edit(notebooks.notebook_path(executed, "01_one"), "    return 1", "    return 2")
     assert main(["check", "--static"]) == 1
-    assert "minisgl/core.py, line 9 (one, notebooks/01_one.ipynb, cell 4)" in capfd.readouterr().out
+    assert "minisgl/core.py, line 9 (one, notebooks/01_one.ipynb, cell 5)" in capfd.readouterr().out
 
 
 def test_check_finds_what_no_cell_builds_and_what_two_build(executed, capfd):
@@ -167,7 +168,7 @@ def test_check_finds_what_no_cell_builds_and_what_two_build(executed, capfd):
     assert main(["check", "--static"]) == 1
     out = capfd.readouterr().out
     assert "minisgl/extra.py is built by no notebook" in out
-    assert "one is built twice, by notebooks/01_one.ipynb, cell 4 and notebooks/02_two" in out
+    assert "one is built twice, by notebooks/01_one.ipynb, cell 5 and notebooks/02_two" in out
 
 
 def test_check_catches_a_chapter_that_needs_a_later_one(executed, capfd):
@@ -183,7 +184,7 @@ def test_pull_writes_an_edit_back_into_its_cell(executed, capfd):
     edit(core, "import math", "import math\nimport os")
     edit(core, "return 1", "# why\n    return 1 + len(os.sep) - 1")
     assert main(["pull"]) == 0
-    assert "pulled  notebooks/01_one.ipynb, cell 4" in capfd.readouterr().out
+    assert "pulled  notebooks/01_one.ipynb, cell 5" in capfd.readouterr().out
     assert main(["check", "--static"]) == 0 or "not run in order" in capfd.readouterr().out
     pulled = core.read_bytes()
     assert main(["build"]) == 0
@@ -254,3 +255,147 @@ def test_errors_in_a_notebook_begin_at_the_readers_line(root):
     assert len(path.traceback) == 1
     assert after.text == "1 False\n"
     assert not (root.parent / "x.py").exists()
+
+
+# --- A class over several cells, of two chapters --------------------------------------------------
+
+BEGINS = '''\
+#| build minisgl/core.py
+from dataclasses import dataclass
+
+
+@dataclass
+class Req:
+    """A request."""
+
+    ids: int
+    max: int = 4
+
+    def one(self) -> int:
+        return 1
+
+    def two(self) -> int:
+        return 2'''
+GOES_ON = """\
+#| build minisgl/core.py
+class Req(Req):
+    # Why three.
+    def three(self) -> int:
+        return 3
+
+    @property
+    def four(self) -> int:
+        return 4"""
+
+
+@pytest.fixture
+def spread(root: Path) -> Path:
+    """The course with a class that two chapters build, and its package."""
+    write(root, "01_one", [*ONE, BEGINS, "print(Req(1).one())"])
+    write(root, "02_two", [*TWO[:-1], GOES_ON, "print(Req(1).three())", TWO[-1]])
+    assert main(["build"]) == 0
+    return root
+
+
+def faults(capfd: pytest.CaptureFixture[str]) -> str:
+    """What `check --static` finds in a course that has not run."""
+    capfd.readouterr()
+    assert main(["check", "--static"]) == 1
+    lines = capfd.readouterr().out.splitlines()
+    return "\n".join(line for line in lines if "was not run in order" not in line)
+
+
+def test_two_chapters_build_one_class(spread, capfd):
+    core = (spread / "minisgl/core.py").read_text(encoding="utf-8")
+    assert core.count("class Req") == 1
+    assert core.index("def two(self)") < core.index("# Why three.") < core.index("def four")
+    assert not faults(capfd)
+    ruff = [sys.executable, "-m", "ruff", "format", "--line-length=100", "--check"]
+    assert subprocess.run([*ruff, spread / "minisgl"]).returncode == 0
+    for name in ("01_one", "02_two"):
+        notebooks.run(spread, name)
+    assert (spread / "minisgl/core.py").read_text(encoding="utf-8") == core
+    assert main(["check"]) == 0, capfd.readouterr()
+
+
+def test_an_edit_of_one_method_goes_into_its_cell(spread, capfd):
+    core = spread / "minisgl/core.py"
+    edit(core, "return 3", "return 3 + 0  # edited")
+    assert "(Req.three, notebooks/02_two.ipynb, cell 6)" in faults(capfd)
+    assert main(["pull"]) == 0
+    assert capfd.readouterr().out.startswith("pulled  notebooks/02_two.ipynb, cell 6\n1 cells")
+    edit(core, "return 2\n", "return 2 + 0\n")
+    edit(core, "max: int = 4", "max: int = 5")
+    edit(core, "# Why three.\n", "# Why not.\n\n")
+    assert main(["pull"]) == 0
+    cells = {c.where: c.text for c in notebooks.build_cells(spread)}
+    first, second = cells["notebooks/01_one.ipynb, cell 7"], cells["notebooks/02_two.ipynb, cell 6"]
+    assert first == BEGINS.replace("return 2", "return 2 + 0").replace("= 4", "= 5")
+    three = GOES_ON.replace("return 3", "return 3 + 0  # edited")
+    assert second == three.replace("# Why three.\n", "# Why not.\n\n")
+    assert not faults(capfd)
+    assert main(["pull"]) == 0 and "0 cells changed" in capfd.readouterr().out
+
+
+def test_a_member_in_no_cell_or_in_no_file_is_a_fault(spread, capfd):
+    core = spread / "minisgl/core.py"
+    edit(core, "    def two", "    def new(self):\n        return 0\n\n    def two")
+    edit(core, "def three", "def drei")
+    before = tree(spread / "notebooks")
+    assert main(["pull"]) == 1
+    error = capfd.readouterr().err
+    assert "Req.new is in the file but in no build cell" in error
+    assert "Req.three is in a build cell but not in the file" in error
+    assert tree(spread / "notebooks") == before
+    assert "(Req.new)" in faults(capfd)
+
+
+def test_a_member_of_a_class_in_one_cell_may_come_and_go(root):
+    write(root, "01_one", [*ONE, BEGINS, "print(Req(1).one())"])
+    assert main(["build"]) == 0
+    edit(root / "minisgl/core.py", "def two(self) -> int:\n", "def zwei(self) -> int:\n")
+    assert main(["pull"]) == 0
+    assert "def zwei" in notebooks.build_cells(root)[2].text
+
+
+def test_a_member_built_by_two_cells_and_a_class_that_none_begins(spread, capfd):
+    again = "#| build minisgl/core.py\nclass Req(Req):\n    def one(self) -> int:\n        return 1"
+    write(spread, "02_two", [*TWO, GOES_ON, "print()", again])
+    assert (
+        "minisgl/core.py: Req.one is built twice, by notebooks/01_one.ipynb, cell 7 and "
+        "notebooks/02_two.ipynb, cell 9"
+    ) in faults(capfd)
+    write(spread, "01_one", [*ONE])
+    assert main(["check", "--static"]) == 1
+    assert "02_two.ipynb, cell 7: `class Req(Req)` goes on with a cl" in capfd.readouterr().err
+
+
+# --- What a page must keep to ---------------------------------------------------------------------
+
+
+def test_build_cells_are_short_and_parted(root, capfd):
+    long = '#| build minisgl/core.py\ndef f():\n    """A docstring\n\n    of lines."""\n'
+    long += "    x = 1\n\n" * 39
+    write(root, "01_one", [*ONE, long, ONE[1], "f()"])
+    main(["build"])
+    assert notebooks.code_lines(long) == 40
+    out = faults(capfd)
+    assert "without docstrings" not in out
+    assert "cell 8 builds minisgl/__init__.py right below a cell that builds minisgl/core.py" in out
+    write(root, "01_one", [*ONE, long + "    x = 2", "f()"])
+    assert "cell 7 (minisgl/core.py) has 41 lines without docstrings" in faults(capfd)
+
+
+def test_check_compares_what_each_cell_shows(executed, capfd):
+    path = notebooks.notebook_path(executed, "02_two")
+    book = notebooks.read(executed, "02_two")
+    shown = next(o for c in book.cells if c.cell_type == "code" for o in c.outputs if "data" in o)
+    shown.data["image/png"] = "not compared"
+    book.cells[-1].outputs[0].text = "1.0 s\n"
+    next(c for c in book.cells if "'x' * 3" in c.source).outputs[0].text = "2\nxyx\n"
+    nbformat.write(book, path)
+    assert main(["check"]) == 1
+    out, error = capfd.readouterr()
+    assert "ok  01_one" in out
+    assert "NOT 02_two: 1 files built, 2 in the package, 1 cells show something else" in out
+    assert "02_two, cell 5: stdout" in error and "-xyx\n    +xxx" in error

@@ -5,9 +5,7 @@ Official counterpart: `python/minisgl/attention/__init__.py`.
 
 from __future__ import annotations
 
-from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 from minisgl.attention.base import BaseAttnBackend, BaseAttnMetadata, HybridBackend
 from minisgl.utils.registry import Registry
@@ -17,12 +15,17 @@ if TYPE_CHECKING:
 
 
 class BackendCreator(Protocol):
-    """Makes a backend for a model; the global context must already hold the KV pool."""
+    """Makes a backend for a model, or returns None where that backend cannot run.
 
-    def __call__(self, config: ModelConfig) -> BaseAttnBackend: ...
+    The global context must already hold the KV pool.
+    """
+
+    def __call__(self, config: ModelConfig) -> BaseAttnBackend | None: ...
 
 
-SUPPORTED_ATTENTION_BACKENDS = Registry[BackendCreator]("Attention Backend")
+SUPPORTED_ATTENTION_BACKENDS = Registry[BackendCreator](
+    "Attention Backend", optional=("minisgl.attention.native_backend",)
+)
 
 # What the official engine has and this package does not: kernels for NVIDIA GPUs.
 OFFICIAL_GPU_BACKENDS = {"fa": "FlashAttention", "fi": "FlashInfer", "trtllm": "TensorRT-LLM"}
@@ -59,13 +62,24 @@ def validate_attn_backend(backend: str, allow_auto: bool = True) -> str:
 def create_attention_backend(backend: str, config: ModelConfig) -> BaseAttnBackend:
     """The backend called `backend`, or a `HybridBackend` for two different names "a,b".
 
-    "auto" means that of `attention/auto_backend.py` when it exists, and "torch" until then.
+    "auto" is "native" if there is such a backend and it can run, else "torch". Raises ValueError
+    for a name that isn't there, and for a backend that cannot run here.
     """
-    if backend == "auto" and Path(__file__).with_name("auto_backend.py").is_file():
-        made_there = import_module("minisgl.attention.auto_backend").create_auto_backend(config)
-        return cast("BaseAttnBackend", made_there)
-    names = validate_attn_backend("torch" if backend == "auto" else backend).split(",")
-    made = [SUPPORTED_ATTENTION_BACKENDS[name](config) for name in dict.fromkeys(names)]
+    creators = SUPPORTED_ATTENTION_BACKENDS
+    if backend == "auto":
+        native = creators["native"](config) if "native" in creators else None
+        if native is not None:
+            return native
+        backend = "torch"
+    made = []
+    for name in dict.fromkeys(validate_attn_backend(backend).split(",")):
+        one = creators[name](config)
+        if one is None:
+            raise ValueError(
+                f"attention backend {name!r} cannot run on this machine, or not with this model's "
+                "device, dtype and head size; 'auto' takes one that can"
+            )
+        made.append(one)
     return made[0] if len(made) == 1 else HybridBackend(*made)
 
 

@@ -224,27 +224,3 @@ def sparse_products_work(dtype: torch.dtype, device_type: str) -> bool:
         return torch.equal(plan.attend(qkv, qkv, qkv), qkv)
     except RuntimeError:
         return False
-
-
-def make_plan(
-    q_lens: Sequence[int],
-    kv_lens: Sequence[int],
-    page_table: torch.Tensor,
-    num_slots: int,
-    num_qo_heads: int,
-    num_kv_heads: int,
-    dtype: torch.dtype,
-) -> AttentionPlan:
-    """The fastest plan that can do it, as chapter 05 measures.
-
-    Request by request if any brings more than one query, or if a single request lies in
-    consecutive slots; else the sparse plan where `sparse_products_work`, and the gathered one
-    where they do not.
-    """
-    lone_run = len(kv_lens) == 1 and isinstance(as_slice(page_table[0, : kv_lens[0]]), slice)
-    if max(q_lens) > 1 or lone_run:
-        return PerRequestPlan(q_lens, kv_lens, page_table, dtype)
-    if sparse_products_work(dtype, page_table.device.type):
-        heads = (num_qo_heads, num_kv_heads)
-        return SparseDecodePlan(kv_lens, page_table, num_slots, *heads, dtype)
-    return GatheredDecodePlan(kv_lens, page_table, dtype)
