@@ -12,14 +12,12 @@ import torch
 from minisgl.core import Batch, Req, SamplingParams
 from minisgl.distributed import DistributedInfo
 from minisgl.engine import Engine, EngineConfig
-from minisgl.kernel.utils import load_jit
+from minisgl.kernel.cpu.compile import find_compiler
 from minisgl.kvcache.naive_cache import NaiveCacheHandle
 from minisgl.scheduler.cache import CacheManager
 from minisgl.scheduler.table import TableManager
 
-compiled = pytest.mark.skipif(
-    load_jit("int one(void) { return 1; }") is None, reason="no C compiler"
-)
+compiled = pytest.mark.skipif(find_compiler() is None, reason="no C compiler")
 
 
 class Driver:

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 class NativeBackend(TorchBackend):
     """The torch backend, but decodes are planned in C, at addresses that can be kept."""
 
-    supports_cuda_graph = True  # with `kernel/cpu/graph.py`, on a CPU
+    @property
+    def supports_cuda_graph(self) -> bool:
+        return True
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
