@@ -180,6 +180,9 @@ static inline void put_bfloat16(bfloat16 *p, float x) {
   store_bfloat16(all, x - (vec){0});
   *p = all[0];
 }
+static inline void prefetch(const void *p, int64_t bytes) { /* into the second-level cache */
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)p + i, 0, 2);
+}
 """
 
 # e**x for a vector of numbers, none of them positive.
@@ -197,4 +200,30 @@ static inline vec exponential(vec x) { /* of x <= 0, as 2**n * e**r with |r| <= 
   p = p * r * r + r + 1.0f;
   return (vec)((bits)(p * (vec)power) & ~(bits)(x <= -87.0f)); /* there: 0; NaN stays NaN */
 }
+"""
+
+WORD_C = r"""
+/* A lane multiplies a word of 32 bits at a time: one float or, where the processor has an
+   instruction for it, two bfloat16; x is put down as such words. */
+typedef uint32_t word;
+#define PER_float 1
+static inline word word_float(const float *p) { return (union { float x; word w; }){*p}.w; }
+static inline vec words_float(const float *p) { return load_float(p); }
+static inline vec madd_float(vec acc, vec w, vec x) { return acc + w * x; }
+
+#ifdef __AVX512BF16__
+#define PER_bfloat16 2
+static inline word word_bfloat16(const bfloat16 *p) { return p[0] | (word)p[1] << 16; }
+static inline vec words_bfloat16(const bfloat16 *p) { return *(const vec *)p; }
+static inline vec madd_bfloat16(vec acc, vec w, vec x) {
+  return (vec)_mm512_dpbf16_ps((__m512)acc, (__m512bh)w, (__m512bh)x);
+}
+#else
+#define PER_bfloat16 1
+static inline word word_bfloat16(const bfloat16 *p) { return (word)*p << 16; }
+static inline vec words_bfloat16(const bfloat16 *p) { return load_bfloat16(p); }
+static inline vec madd_bfloat16(vec acc, vec w, vec x) { return acc + w * x; }
+#endif
+
+int has_bfloat16(void) { return PER_bfloat16 == 2; }
 """
