@@ -1,12 +1,13 @@
 """`python -m course COMMAND`: the course from the command line.
 
 build, check, run, pull: the notebooks and the package. workbook, status: write it yourself.
-mutations: how good the checks are. model: fetch the model.
+mutations, mutants: how good the checks are. model: fetch the model.
 """
 
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
@@ -35,6 +36,9 @@ def main(arguments: list[str] | None = None) -> int:
     status.add_argument("--quick", action="store_true", help="the last verdicts; run no check")
     mutations = commands.add_parser("mutations", help="wrong solutions, and who catches them")
     mutations.add_argument("chapters", nargs="*", help="names such as 01_core (default: all)")
+    mutants = commands.add_parser("mutants", help="mistakes made by rule, and which survive")
+    mutants.add_argument("chapters", nargs="*", help="names such as 01_core (default: all)")
+    mutants.add_argument("--sample", type=int, help="so many of each chapter, always the same")
     commands.add_parser("model", help="fetch and convert the model, and print its folder")
     options = parser.parse_args(arguments)
     root = find_root()
@@ -42,9 +46,13 @@ def main(arguments: list[str] | None = None) -> int:
         return globals()[f"_{options.command}"](root, options)
     except notebooks.CourseError as error:
         return _fail(error)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return _fail(f"{error.filename}: {error.strerror}; name a folder that you may write to")
 
 
-def _fail(error: Exception) -> int:
+def _fail(error: Exception | str) -> int:
     """Say what went wrong, without a traceback."""
     print(error, file=sys.stderr)
     return 1
@@ -112,7 +120,8 @@ def _workbook(root: Path, options: argparse.Namespace) -> int:
         print(f"unchanged  {chapter}")
     for chapter in done.kept:
         print(f"kept       {chapter}: you have edited it; move it away to get a blank one")
-    print(f"The workbooks are in {folder}; open them with `jupyter lab {folder}`.")
+    command = shlex.join(["jupyter", "lab", str(folder)])
+    print(f"The workbooks are in {folder}; open them with `{command}`.")
     return 0
 
 
@@ -137,6 +146,14 @@ def _mutations(root: Path, options: argparse.Namespace) -> int:
         print(line, flush=True)
         missed += is_missed
     return 1 if missed else 0
+
+
+def _mutants(root: Path, options: argparse.Namespace) -> int:
+    from course import mutants
+
+    for line, _ in mutants.table(reference_root(), options.chapters, options.sample):
+        print(line, flush=True)
+    return 0
 
 
 if __name__ == "__main__":

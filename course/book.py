@@ -2,8 +2,8 @@
 
 It changes pages while they are built, never the notebooks:
 
-* a build cell shows the file it belongs to as a caption, and the directive line is gone from the
-  code (so it is not copied either);
+* a build cell shows the file it belongs to as a caption (and the class that it goes on with), and
+  the directive line is gone from the code (so it is not copied either);
 * a block quote that begins with a bold label ("**Difference from upstream.** …") becomes a box;
 * a picture of ours (:mod:`course.draw`) stands in the page itself instead of in an image file, so
   that it follows the reader's theme and its linked parts work;
@@ -62,15 +62,31 @@ class BuildCaptions(SphinxTransform):
             _set_text(code, rest)
             cell["classes"].append("build-cell")
             caption = nodes.container(classes=["build-file"])
-            for name in ["", *source.parse(rest).names]:
+            cell_source = source.parse(rest)
+            for name in ["", *_anchored(cell_source)]:
                 target = anchor(path, name)
                 if target not in taken:  # the first cell that builds it, if several do
                     taken.add(target)
                     caption["ids"].append(target)
             caption += nodes.inline("", "builds ", classes=["build-verb"])
             caption += nodes.literal("", path)
+            for piece in cell_source.pieces:
+                if piece.goes_on:  # the name becomes a link once all pages are known
+                    members = ", ".join(name for m in piece.members for name in m.names)
+                    caption += nodes.Text(" · ")
+                    caption += nodes.literal("", piece.names[0], goes_on=(path, piece.names[0]))
+                    caption += nodes.inline("", f" goes on: {members}", classes=["build-verb"])
             index = code.parent.index(code)
             code.parent.insert(index, caption)
+
+
+def _anchored(cell: source.Source) -> list[str]:
+    """What a build cell is linked to for: its definitions, and members of a class that goes on."""
+    return [
+        name
+        for piece in cell.pieces
+        for name in (piece.definitions if piece.goes_on else piece.names)
+    ]
 
 
 def _set_text(block: nodes.literal_block, text: str) -> None:

@@ -18,12 +18,15 @@ import importlib.util
 import linecache
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path, PurePosixPath
 from types import ModuleType, TracebackType
 from typing import Any
+
+from filelock import FileLock
 
 from course.source import (
     PACKAGE,
@@ -47,15 +50,16 @@ def find_root() -> Path:
     """The folder that holds (or will hold) `minisgl/`.
 
     The nearest folder from the current one upwards that has a `.minisgl-root` file (workbooks) or
-    a `_toc.yml` (the book), else the folder of `course/`. The environment variable MINISGL_ROOT
-    overrides all but workbooks, whose stubs must never land in a package that is complete.
+    is a copy of this course (`is_book`), else the folder of `course/`. The environment variable
+    MINISGL_ROOT overrides all but workbooks, whose stubs must never land in a package that is
+    complete.
     """
     named = os.environ.get(ROOT_VARIABLE)
     here = Path.cwd().resolve()
     for folder in (here, *here.parents):
         if is_workbook(folder):
             return folder
-        if (folder / "_toc.yml").is_file():
+        if is_book(folder):
             return Path(named).resolve() if named else folder
     return Path(named).resolve() if named else reference_root()
 
@@ -63,6 +67,14 @@ def find_root() -> Path:
 def reference_root() -> Path:
     """The repository: the folder with the chapters that this package belongs to."""
     return Path(__file__).resolve().parent.parent
+
+
+def is_book(root: Path) -> bool:
+    """Whether `root` is a copy of this course, and not some other Jupyter Book."""
+    config = root / "_config.yml"
+    if not (root / "_toc.yml").is_file() or not config.is_file():
+        return False
+    return "course.book" in config.read_text(encoding="utf-8", errors="replace")
 
 
 def is_workbook(root: Path) -> bool:
@@ -122,6 +134,10 @@ class Builder:
         """
         path = check_path(directive(cell) or "")
         target = self._target(path)
+        with FileLock(_lock_file(target)):  # another kernel may be building the same file
+            return self._run(cell, path, target)
+
+    def _run(self, cell: str, path: PurePosixPath, target: Path) -> tuple[str, dict[str, Any]]:
         name = module_name(path)
         filename = _register_cell(path, cell)
         new = parse(cell, filename)
@@ -205,6 +221,12 @@ def _begun_now(before: set[str], cell: Source) -> set[str]:
         else:
             begun -= own
     return begun
+
+
+def _lock_file(target: Path) -> Path:
+    """The file that two processes lock to take turns with `target`; it lies outside the course."""
+    digest = hashlib.sha256(str(target).encode("utf-8")).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"minisgl-{digest}.lock"
 
 
 def _write(target: Path, text: str, old_text: str) -> None:
@@ -510,10 +532,12 @@ def run_cell(cell: str) -> None:
         cell, note = prepare(builder().root, cell)
     try:
         report, names = builder().run(cell)
-    except SyntaxError:
-        raise
+    except SyntaxError as error:  # which IPython would show with all frames
+        shown = shell.SyntaxTB.structured_traceback(type(error), error, [])
+        lines = [line.rstrip("\n") for line in shown]
+        raise _shown(BuildError(str(error)), cell, lines) from None
     except BaseException as error:
-        _show_from_cell(shell, error)
+        _shown(error, cell, _lines_from_cell(shell, error))
         raise
     shell.user_ns.update(names)
     print(f"{report}\n{note}" if note else report)
@@ -528,26 +552,52 @@ def _shell() -> Any:
     return shell
 
 
-def _show_from_cell(shell: Any, error: BaseException) -> None:
-    """Let IPython's traceback begin at the reader's line instead of in this file."""
+def _lines_from_cell(shell: Any, error: BaseException) -> list[str]:
+    """A traceback that begins at the reader's line instead of in this file; [] for one of ours."""
     frame: TracebackType | None = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename == __file__:
         frame = frame.tb_next
     if isinstance(error, BuildError):
-        lines = [f"BuildError: {error}"]
-    elif frame is None:
-        return
-    else:
-        lines = shell.InteractiveTB.structured_traceback(type(error), error, frame)
+        return [f"BuildError: {error}"]
+    if frame is None:
+        return []
+    lines: list[str] = shell.InteractiveTB.structured_traceback(type(error), error, frame)
+    return lines
+
+
+def _shown(error: BaseException, cell: str, lines: list[str]) -> BaseException:
+    """The error, which IPython will show as these lines and what became of the file."""
+    path = directive(cell) or ""
+    with suppress(BuildError):  # a path outside the package is no file of ours
+        kept = "unchanged" if (builder().root / check_path(path)).exists() else "not written"
+        lines = [*lines, f"{path} is {kept}"] if lines else []
     render: Callable[[], list[str]] = lambda: lines  # noqa: E731
-    error._render_traceback_ = render  # type: ignore[attr-defined]
+    if lines:
+        error._render_traceback_ = render  # type: ignore[attr-defined]
+    return error
+
+
+def _without_autoreload(shell: Any) -> None:
+    """Turn `%autoreload` off where it is on: it makes every class anew that a cell has built."""
+    magic = shell.magics_manager.magics["line"].get("autoreload")
+    reloader = getattr(getattr(magic, "__self__", None), "_reloader", None)
+    if reloader is not None and reloader.enabled:
+        reloader.enabled = False
+        print("autoreload is off now: build cells keep what runs and the files in step themselves")
 
 
 def load(shell: Any) -> None:
     """What `%load_ext course` does: quiet libraries, the import hook, the input transformer."""
     from course.checkpoints import quiet
 
+    if not __debug__:
+        raise RuntimeError(
+            "Python was started with -O or PYTHONOPTIMIZE, which leaves out every assert, and with "
+            "them all checks of this course. Start it without."
+        )
     quiet()
+    _without_autoreload(shell)
+    shell.events.register("post_run_cell", lambda result: _without_autoreload(shell))
     root = builder().root
     if not any(isinstance(finder, RootFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, RootFinder(root))

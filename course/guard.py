@@ -14,7 +14,7 @@ from typing import Any
 from course import stubs
 from course.builder import builder, is_workbook, reference_root
 from course.reference import Written, code_cells, to_write
-from course.source import PACKAGE, directive, parse
+from course.source import PACKAGE, NotBegun, directive, parse
 from course.workbook import dotted, running_chapter
 
 
@@ -56,11 +56,13 @@ class Unwritten:
         if isinstance(error, ImportError):
             found = re.match(rf"cannot import name '(\w+)' from '?{PACKAGE}[\w.]*", text)
             return found[1] if found else None
+        if isinstance(error, NotBegun):
+            return error.name
         if isinstance(error, NameError) and error.name:
             return self._names.get(error.name) or (error.name if error.name in _homes() else None)
         if isinstance(error, AttributeError):
             found = re.match(rf"module '{PACKAGE}[\w.]*' has no attribute '(\w+)'", text)
-            return found[1] if found else None
+            return found[1] if found else _unwritten_member(error)
         return None
 
     def forget(self, namespace: dict[str, Any], names: list[str], cause: str) -> None:
@@ -88,18 +90,37 @@ def _homes() -> dict[str, Written]:
     def in_turn(found: list[Written]) -> list[Written]:
         return sorted(found, key=lambda w: (w.chapter != running, not w.path))
 
-    for item in in_turn(to_write(root)):
-        homes.setdefault(item.name, item)
-        homes.setdefault(item.name.split(".")[0], item)
     builds = [
-        Written(c.chapter, c.path, "", heading, c) for c, heading in code_cells(root) if c.path
+        Written(c.chapter, c.path, name, heading, c)
+        for c, heading in code_cells(root)
+        if c.path
+        for name in ("", *c.parse().definitions)
     ]
+    written = in_turn(to_write(root))
+    for item in written:
+        homes.setdefault(item.name, item)
+    begin = {(item.cell.where, item.name) for item in builds}
+    for item in written:  # a class is where a cell begins it, though others go on with it
+        if (item.cell.where, top := item.name.split(".")[0]) in begin:
+            homes.setdefault(top, item)
     for item in in_turn(builds):
+        homes.setdefault(item.name, item)
         module = dotted(item.path)
         while module:
             homes.setdefault(module, item)
             module = module.rpartition(".")[0]  # a folder that is not there is missed by its name
     return homes
+
+
+def _unwritten_member(error: AttributeError) -> str | None:
+    """The method that an object lacks, if a cell that the book has would have added it."""
+    cls = error.obj if isinstance(error.obj, type) else type(error.obj)
+    for base in cls.__mro__ if cls.__module__.split(".")[0] == PACKAGE else ():
+        name = f"{base.__name__}.{error.name}"
+        home = _homes().get(name)
+        if home is not None and home.cell.parse().definitions[name].is_def:
+            return name
+    return None
 
 
 def _is_written(home: Written | None) -> bool:

@@ -244,6 +244,7 @@ class Judge:
         path = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"}
         environment.setdefault("OMP_NUM_THREADS", "1")
+        environment.pop("PYTHONOPTIMIZE", None)  # checks are made of asserts
         return subprocess.Popen(
             [sys.executable, "-m", "course.judging", str(self.root), self.chapter],
             stdin=subprocess.PIPE,

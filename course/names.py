@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,7 @@ def anchor(path: str, name: str = "") -> str:
     'minisgl-core-Req'
     """
     stem = path.removesuffix(".py").removesuffix("/__init__")
-    return re.sub(r"[^A-Za-z0-9_]+", "-", stem) + (f"-{name}" if name else "")
+    return re.sub(r"[^A-Za-z0-9_]+", "-", f"{stem}-{name}" if name else stem)
 
 
 # -- what the notebooks define ---------------------------------------------------------------------
@@ -57,6 +57,8 @@ class Definition:
     summary: str = ""
     members: tuple[str, ...] = ()
     bases: tuple[str, ...] = ()
+    later: tuple[tuple[str, str], ...] = ()
+    """Members that cells build which go on with the class, each with its chapter."""
     node: ast.stmt | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -67,6 +69,17 @@ class Definition:
     def file(self) -> str:
         """The path within the package, as upstream's files are named."""
         return self.path.removeprefix(f"{source.PACKAGE}/")
+
+    @property
+    def chapters(self) -> list[str]:
+        """The chapters that build it, in order."""
+        return list(dict.fromkeys([self.chapter, *(chapter for _, chapter in self.later)]))
+
+    def place(self, member: str = "") -> tuple[str, str]:
+        """The page, and the id on it, of what is built there: the definition, or a member."""
+        chapter = dict(self.later).get(member)
+        name = self.name if chapter is None else f"{self.name}.{member}"
+        return f"notebooks/{chapter or self.chapter}", anchor(self.path, name)
 
     @property
     def public(self) -> bool:
@@ -84,12 +97,22 @@ class Target:
 
 def definitions(root: Path) -> list[Definition]:
     """All names that the chapters build, in the order in which they build them."""
-    found = []
-    for cell in notebooks.build_cells(root):
+    cells = notebooks.build_cells(root)
+    modules = notebooks.package(cells)
+    chapters: dict[tuple[str, str], str] = {}  # of the cell that begins a definition
+    later: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
+    for cell in cells:
         for piece in cell.parse().pieces:
-            node = piece.nodes[-1]
             for name in piece.names:
-                found.append(_definition(cell.path, name, cell.chapter, node))
+                chapters.setdefault((cell.path, name), cell.chapter)
+            if piece.goes_on:
+                members = [name for member in piece.members for name in member.names]
+                later[cell.path, piece.names[0]] += [(name, cell.chapter) for name in members]
+    found = []
+    for (path, name), chapter in chapters.items():
+        node = modules[path].definitions[name].nodes[-1]
+        definition = _definition(path, name, chapter, node)
+        found.append(replace(definition, later=tuple(later[path, name])))
     return found
 
 
@@ -103,7 +126,7 @@ def _definition(path: str, name: str, chapter: str, node: ast.stmt) -> Definitio
             _summary(node),
             tuple(_members(node)),
             tuple(ast.unparse(base).split("[")[0] for base in node.bases),
-            node,
+            node=node,
         )
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return Definition(path, name, chapter, "function", _summary(node), node=node)
@@ -157,6 +180,10 @@ class Names:
     def digest(self) -> str:
         """Changes when a link could lead elsewhere."""
         return hashlib.sha256(repr(self.all).encode()).hexdigest()
+
+    def begun(self, path: str, name: str) -> Target:
+        """The place where a class begins."""
+        return _target(next(d for d in self.by_name[name] if d.path == path))
 
     def find(self, code: str, chapter: str = "") -> Target | None:
         """The place that inline code names; None if it names nothing of ours, or several things.
@@ -264,12 +291,9 @@ def folder_anchor(name: str) -> str:
 def _target(definition: Definition, member: str = "") -> Target:
     shown = f"{definition.name}.{member}" if member else definition.name
     what = f": {definition.summary}" if definition.summary and not member else ""
-    where = f"{definition.path}, built in chapter {number(definition.chapter)}"
-    return Target(
-        f"notebooks/{definition.chapter}",
-        anchor(definition.path, definition.name),
-        f"{shown}{what} ({where})",
-    )
+    page, place = definition.place(member)
+    where = f"{definition.path}, built in chapter {number(page.removeprefix('notebooks/'))}"
+    return Target(page, place, f"{shown}{what} ({where})")
 
 
 def number(chapter: str) -> str:
@@ -395,6 +419,10 @@ class Links(SphinxPostTransform):
         terms = {term.word: term for term in links.terms}
         seen: set[tuple[int, str]] = set()
         for literal in list(self.document.findall(nodes.literal)):
+            if "goes_on" in literal:
+                link = self._link(links.names.begun(*literal["goes_on"]), "built")
+                literal.replace_self(link)
+                link += literal
             if not _linkable(literal):
                 continue
             text = literal.astext()
@@ -511,14 +539,14 @@ class Package(Domain):
     def get_objects(self) -> Iterator[tuple[str, str, str, str, str, int]]:
         links: _Links | None = getattr(self.env.app, "minisgl_links", None)
         for item in links.names.all if links else ():
-            page = f"notebooks/{item.chapter}"
+            page, place = item.place()
             if page not in self.env.all_docs or item.name in ("__all__", "T"):
                 continue
-            place = anchor(item.path, item.name)
             full = f"{item.module}.{item.name}"
             yield full, full, item.kind, page, place, 1 if item.public else 2
             for member in item.members:
-                if not member.startswith("__"):
+                page, place = item.place(member)
+                if not member.startswith("__") and page in self.env.all_docs:
                     yield f"{full}.{member}", f"{full}.{member}", "method", page, place, 2
 
     def merge_domaindata(self, docnames: Any, otherdata: Any) -> None:

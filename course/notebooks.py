@@ -104,7 +104,17 @@ def read(root: Path, chapter: str) -> NotebookNode:
     if not path.exists():
         known = ", ".join(chapters(root))
         raise CourseError(f"there is no chapter {chapter!r}; the chapters are {known}")
-    return nbformat.read(path, as_version=4)
+    try:
+        return nbformat.read(path, as_version=4)
+    except (nbformat.reader.NotJSONError, nbformat.ValidationError) as error:
+        where = path.relative_to(root).as_posix()
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        markers = [n for n, line in enumerate(lines, 1) if line.startswith(("<<<<<<<", ">>>>>>>"))]
+        if markers:
+            raise CourseError(
+                f"{where}, line {markers[0]}: a merge left its markers here; resolve it first"
+            ) from error
+        raise CourseError(f"{where} is no notebook: {str(error).splitlines()[0]}") from error
 
 
 def build_cells(root: Path, names: Iterable[str] | None = None) -> list[BuildCell]:

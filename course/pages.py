@@ -190,7 +190,7 @@ class Chapter:
         parts = dict.fromkeys(
             f"{'/'.join(p[1:2])}/" if len(p) > 2 else p[1]
             for d in found
-            if d.chapter == name and not d.path.endswith("minisgl/__init__.py")
+            if name in d.chapters and not d.path.endswith("minisgl/__init__.py")
             for p in [d.path.split("/")]
         )
         self.files = list(parts)
@@ -347,7 +347,7 @@ class OfficialMap(SphinxDirective):
 
     def _file(self, file: str, rows: list[official.Row]) -> list[nodes.Node]:
         """What is said about a file, and the table of its definitions."""
-        chapters = list(dict.fromkeys(row.ours.chapter for row in rows))
+        chapters = list(dict.fromkeys(c for row in rows for c in row.ours.chapters))
         line = nodes.paragraph("", "Built in chapter ")
         for i, chapter in enumerate(chapters):
             line += [nodes.Text(", ")] if i else []

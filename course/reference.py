@@ -97,29 +97,32 @@ def _find(root: Path, name: str) -> tuple[BuildCell, str]:
         hint = f"; did you mean {', '.join(list(similar)[:6])}?" if similar else ""
         raise CourseError(f"no chapter builds {name}{hint}")
     if len({cell.path for cell, _ in found}) > 1:
-        places = ", ".join(f"{dotted(c.path).removeprefix(PACKAGE + '.')}.{n}" for c, n in found)
-        raise CourseError(f"{name} is in several files; say which: {places}")
+        places = [f"{dotted(c.path).removeprefix(PACKAGE + '.')}.{n}" for c, n in found]
+        said = ", ".join(dict.fromkeys(places))
+        raise CourseError(f"{name} is in several files; say which: {said}")
     return found[0]
 
 
 def reference(root: Path, name: str) -> tuple[BuildCell, str]:
     """The book's source of one definition or method (`Req`, `core.Req.complete_one`), unindented
-    as it stands in the file."""
+    as it stands in the file: a class is whole, whichever cells build it."""
     cell, inner = _find(root, name)
     for part in stubs.parts(cell.text):
         if part.name == inner:
             return cell, part.text(cell.text.split("\n"))
-    for piece in cell.parse().pieces:
-        if inner in piece.names:
-            return cell, piece.text
-    raise CourseError(f"no chapter builds {name}")
+    return cell, _in_file(root, cell.path).definitions[inner].text
+
+
+def _in_file(root: Path, path: str) -> Source:
+    """A file as the chapters build it."""
+    return notebooks.package([c for c in notebooks.build_cells(root) if c.path == path])[path]
 
 
 def reveal(name: str, *, insert: bool = False) -> Any:
     """Show the book's version of a definition or method, `Req` or `Req.complete_one`.
 
-    With `insert` a new cell below holds it, ready to run: a build cell, in which a class keeps the
-    methods that you have written. Names may be qualified (`core.Req`) when several files have one.
+    With `insert` a new cell below holds it, ready to run: a build cell, which of a class replaces
+    just that method. Names may be qualified (`core.Req`) when several files have one.
     """
     root = reference_root()
     cell, text = reference(root, name)
@@ -148,18 +151,16 @@ class _Shown:
 
 
 def _build_cell_for(root: Path, name: str) -> str:
-    """A build cell with the book's version of `name`, and the reader's of everything around it."""
+    """A build cell with the book's version of `name`: of a method, a cell that goes on with its
+    class and touches nothing else of it."""
     cell, inner = _find(root, name)
-    top = inner.split(".")[0]
-    source = cell.parse()
-    piece = next(piece for piece in source.pieces if top in piece.names)
-    text = piece.text
-    target = find_root() / cell.path
-    if "." in inner and target.exists():
-        mine = parse(target.read_text(encoding="utf-8"), str(target))
-        own = next((p for p in mine.pieces if p.names == piece.names), None)
-        if own is not None:
-            text, _ = stubs.graft(own.text, text, lambda part, _: part == inner)
+    source, top = cell.parse(), inner.split(".")[0]
+    if "." in inner:
+        member = source.definitions[".".join(inner.split(".")[:2])]
+        text = f"class {top}({top}):\n{member.text}"
+    else:
+        source = _in_file(root, cell.path)
+        text = source.definitions[top].text
     imports = Source(None, source.imports, source.typing_imports)
     return f"#| build {cell.path}\n{emit(imports)}\n\n{text}"
 
@@ -213,21 +214,30 @@ def _caught_up(
         raise CourseError(f"{filename}, line {error.lineno}: {error.msg}; mend it first") from error
     source = cell.parse()
     there = {piece.names: piece for piece in module.pieces}
+    known = {name: _own_text(part) for name, part in module.definitions.items()}
     pieces: list[Piece] = []
     taken: list[str] = []
     for piece in source.pieces:
         own = there.get(piece.names)
         if own is None or overwrite:
-            if own is None or own.text != piece.text:
-                taken += piece.names
             pieces.append(piece)
-        else:
-            text, grafted = stubs.graft(own.text, piece.text, lambda _, is_stub: is_stub)
-            taken += grafted
-            pieces.append(replace(piece, text=text))
+            parts = piece.definitions.items()
+            taken += [name for name, part in parts if known.get(name) != _own_text(part)]
+            continue
+        text, grafted = stubs.graft(own.text, piece.text, lambda _, is_stub: is_stub)
+        own = parse(text).pieces[0]
+        have = {name for member in own.members for name in member.names}
+        new = [m for m in piece.members if (m.is_def or piece.goes_on) and not have & {*m.names}]
+        pieces += [own, replace(piece, goes_on=True).with_members(new)] if new else [own]
+        taken += [*grafted, *(f"{piece.names[0]}.{name}" for m in new for name in m.names)]
     head = source.head if module.head is None or overwrite else module.head
     merged = merge(module, replace(source, head=head, pieces=pieces))
     return emit(merged), taken
+
+
+def _own_text(part: Piece) -> str:
+    """The text of a definition, of a class without its members, which are definitions too."""
+    return part.text if part.header is None else part.header
 
 
 def _report_catch_up(before: list[str], taken: list[str], changed: list[str]) -> None:

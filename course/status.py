@@ -16,7 +16,7 @@ from course import notebooks, stubs
 from course.builder import find_root, reference_root
 from course.exercises import OPEN, RIGHT, WRONG, Verdict, in_record, read_record, record
 from course.judging import Job, Judge, binds, program
-from course.reference import find_written, to_write
+from course.reference import Written, find_written, to_write
 from course.source import PACKAGE, directive
 from course.workbook import BY_HAND, read_or_none, running_chapter
 
@@ -24,18 +24,28 @@ from course.workbook import BY_HAND, read_or_none, running_chapter
 def check_lines(name: str) -> Iterator[str]:
     """The verdicts of the checks that use a definition, on the package of the current folder."""
     root, folder = reference_root(), find_root()
-    pieces = find_written(root, name)
-    chapter = pieces[0].chapter
-    yield f"{chapter}, “{pieces[0].heading}”"
-    if not pieces[0].path:
-        yield f"{name} lives in the notebook and in no file: run the cell with the chapter's checks"
-        return
-    done = written_in(folder)
-    missing = [piece.name for piece in pieces if not done.get((piece.path, piece.name), False)]
-    for piece in missing:
-        yield f"{OPEN:<12} {piece}"
-    if len(missing) == len(pieces):
-        return
+    found = find_written(root, name)
+    for chapter in dict.fromkeys(piece.chapter for piece in found):  # several may build a class
+        pieces = [piece for piece in found if piece.chapter == chapter]
+        yield f"{chapter}, “{pieces[0].heading}”"
+        if not pieces[0].path:
+            yield (
+                f"{name} lives in the notebook and in no file: run the cell with the chapter's "
+                "checks"
+            )
+            return
+        done = written_in(folder)
+        missing = [piece.name for piece in pieces if not done.get((piece.path, piece.name), False)]
+        for piece in missing:
+            yield f"{OPEN:<12} {piece}"
+        if len(missing) < len(pieces):
+            yield from _verdicts_of(root, folder, chapter, name, pieces)
+
+
+def _verdicts_of(
+    root: Path, folder: Path, chapter: str, name: str, pieces: list[Written]
+) -> Iterator[str]:
+    """What the checks of a chapter that use some definitions say."""
     keys = {f"{piece.path}:{piece.name}" for piece in pieces}
     with Judge(root, chapter) as judge:
         checks = tuple(c for c, names in uses(judge).items() if keys & set(names))

@@ -32,29 +32,39 @@ BY_HAND = {
 # Where the docstring and the prose do not say enough to write the body: file → name → a line.
 _HINTS = {
     "core.py": {
-        "_require": 'the message: f"{name} must be {wanted}, got {got!r}: {hint}"',
+        "_check_int": 'f"{name} must be an integer >= {least}, got {value!r}: {hint}"',
         "SamplingParams.__post_init__": (
             "finite temperature, top_k >= -1, 0 <= top_p <= 1, max_tokens >= 1"
         ),
-        "_check_req": (
+        "Req.__post_init__": (
             "ids 1-D, int32, on the CPU, not empty; 0 <= cached_len < their number; table_idx and "
-            "output_len >= 0"
+            "output_len >= 0; then device_len and max_device_len"
         ),
-        "Req.append_host": "_check_append first; int32 stays; a new tensor",
+        "Req.append_host": "first: is it one token id, and is there a place? int32; a new tensor",
         "Context.forward_batch": "`yield` once; clear also when the pass fails",
     },
     "layers/base.py": {
         "_concat_prefix": "joined by a dot; an empty prefix adds nothing",
         "BaseOP.load_state_dict": "a parent that has checked everything calls with `_internal`",
     },
-    "kernel/linear.py": {
-        "supported_linear_kernels": "`auto`, `torch`, and NAME for each file linear_NAME.py here",
+    "utils/registry.py": {
+        "import_optional": (
+            "`error.name` is the module that is missing: None if that is `module` or a package "
+            "that it lies in, else raise the error again"
+        ),
+        "Registry.supported_names": "`import_optional` each of `_optional` first",
     },
-    "kernel/replace.py": {
-        "replaceable": "look in `_ACTIVE` at each call, and not when the function is marked",
-        "use_native_kernels": "`REPLACEMENTS` of minisgl.kernel.native_small, imported only here",
+    "kernel/table.py": {
+        "create_torch_kernels": (
+            "this chapter's functions and `F.linear`; `store_cache` of minisgl.kernel.store, or "
+            "None as long as there is no such file"
+        ),
+        "use_kernels": "set `_CHOSEN` last, so that a refused name leaves it",
     },
-    "layers/linear.py": {"_LinearTPImpl.__init__": "shapes of weights are [out, in]"},
+    "layers/linear.py": {
+        "_LinearTPImpl.__init__": "shapes of weights are [out, in]",
+        "_LinearTPImpl.post_load": 'its full name is `_concat_prefix(prefix, "weight")`',
+    },
     "layers/rotary.py": {
         "_yarn_context": (
             "original_max_position_embeddings, else max_position; factor, else their ratio"
@@ -67,8 +77,8 @@ _HINTS = {
     },
     "layers/embedding.py": {
         "ParallelLMHead.post_load": (
-            "its own weight as in `_LinearTPImpl.post_load`; of a tied one call "
-            "`prepare(table, shared=True)`, and keep nothing"
+            "its own weight as in `_LinearTPImpl.post_load`; of a tied one keep what `pack` makes "
+            "of the embedding's, shared, in `_packed`, or None if that is the table itself"
         ),
         "ParallelLMHead.forward": (
             "in prefill `batch.attn_metadata.get_last_indices(batch.size)` are the rows to keep"
@@ -175,7 +185,10 @@ _HINTS = {
         ),
     },
     "models/utils.py": {
-        "make_mlp": "the later class is `MoEMLP` of minisgl.models.qwen3_moe; see `import_later`",
+        "make_mlp": "the class for experts is `moe_module().MoEMLP`",
+    },
+    "models/register.py": {
+        "create_decoder": "the decoder is imported in here, since it is built further down",
     },
     "scheduler/free_list.py": {
         "FreeList.__init__": "a new list hands out 0, 1, 2, …",
@@ -184,7 +197,12 @@ _HINTS = {
         ),
     },
     "scheduler/cache.py": {
-        "PageAllocator.lazy_free_region": (
+        "CacheManager._allocate": "evict what is missing, and only if the cache can give that much",
+        "CacheManager.check_integrity": (
+            "free list and prefix cache check themselves; then: pages of two requests, pages that "
+            "were not handed out, and pages that nobody has"
+        ),
+        "CacheManager.lazy_free_region": (
             "collect page numbers and not slots (see `_free`); give them back also after an error"
         ),
         "CacheManager.cache_req": (
@@ -194,7 +212,10 @@ _HINTS = {
         ),
     },
     "kvcache/mha_pool.py": {
-        "MHAKVCache.__init__": "more ranks than KV heads: each has a copy (`allow_replicate`)",
+        "MHAKVCache.__init__": (
+            "more ranks than KV heads: each has a copy (`allow_replicate`); `store_kv` calls the "
+            "`store_cache` that `get_kernels()` has now"
+        ),
     },
     "attention/base.py": {
         "EagerBackend.prepare_for_capture": "the same error as that of `init_capture_graph`",
@@ -211,16 +232,21 @@ _HINTS = {
         "TorchBackend.forward": "assert that the metadata are there, then write, then read",
         "TorchBackend.prepare_metadata": "the slots of a request stand in row `table_idx`",
     },
-    "moe/__init__.py": {
-        "create_fused_moe_backend": "the later class is `FusedMoe` of minisgl.moe.fused",
+    "utils/device.py": {
+        "physical_cores": "`loky.cpu_count`, called as that, with warnings and stderr caught",
+        "_left": "a file that is missing, or says \"max\", raises: then try the other version's names",
+    },
+    "engine/config.py": {
+        "check_ranks": "the numbers that would do are at most as many as there are query heads",
     },
     "engine/sample.py": {
         "Sampler.prepare": "no temperature below 1e-6, also where 0 comes with a top_p below 1",
     },
     "engine/graph.py": {
         "_determine_cuda_graph_bs": "the largest: 256 with more than 80 GiB free, else 160",
-        "_make_recorder": "`CPURecorder()` of minisgl.engine.graph_cpu, imported only here",
-        "_capture_graphs": (
+        "_make_recorder": "on a CPU `CPURecorder()` of minisgl.kernel.cpu.graph (`import_optional`)",
+        "_weights": "`layer._parts()` gives weights and layers, whose own come in their place",
+        "GraphRunner._capture_graphs": (
             "for each size, in this order: a decode batch of dummies, also as `padded_reqs`; its "
             "inputs from the buffer; the backend's metadata; then, as the context's batch and in "
             "inference mode, `record` of a `_forward_into` the buffer's first `bs` rows of logits"
@@ -228,13 +254,11 @@ _HINTS = {
     },
     "engine/engine.py": {
         "plan_memory": "the override changes the number of pages and not the budget",
-        "_claim_process": "a rank that is set already and the same stays, without an error",
-        "_load_model": (
-            "the replacements are on unless the linear kernel is a `TorchLinear`; undone like the "
-            "device of RoPE's tables"
-        ),
-        "_plan": "the group that `Engine.__init__` got from `_init_communication` is tp_cpu_group",
-        "_make_page_table": "width: max_seq_len rounded up to a multiple of 32",
+        "Engine._claim_process": "a rank that is set already and the same stays, without an error",
+        "Engine._load_model": "the table of operations before any layer; undone like RoPE's device",
+        "Engine._check_logits": "a row's largest logit is finite exactly if no entry is NaN or +inf",
+        "Engine._draw": "`dist.broadcast` from rank 0, if there is a group",
+        "Engine._make_page_table": "width: max_seq_len rounded up to a multiple of 32",
     },
 }
 HINTS = {(f"{PACKAGE}/{file}", n): hint for file, own in _HINTS.items() for n, hint in own.items()}
@@ -254,9 +278,7 @@ HINTS |= {  # of functions that the notebook itself holds
 # What the workbooks hold in full: there is nothing to learn from writing it, or nothing tells how.
 GIVEN = {
     ("minisgl/utils/torch_utils.py", "nvtx_annotate"),
-    ("minisgl/utils/device.py", "_cgroup_folders"),
-    ("minisgl/utils/device.py", "_numbers"),
-    ("minisgl/utils/device.py", "_droppable"),
+    ("minisgl/utils/device.py", "_memory_groups"),
 }
 META = "minisgl_course"  # where a workbook's metadata say what it was made from
 GUIDE = """\

@@ -1,7 +1,5 @@
 """What all parts of the engine pass around: a request, a batch of requests, the context of a pass.
 
-`SamplingParams` is what a user asks for, `Req` one request in flight, `Batch` the requests of one
-forward pass, and `Context` the place where the layers of a model find the batch that is running.
 There is no model code and no device code in here. Official: `python/minisgl/core.py`.
 """
 
@@ -22,24 +20,15 @@ if TYPE_CHECKING:
     from minisgl.moe import BaseMoeBackend
 
 
-def _require(ok: bool, name: str, wanted: str, got: object, hint: str) -> None:
-    """Raise ValueError unless `ok`: what was expected, what came, and what to do about it."""
-    if not ok:
-        raise ValueError(f"{name} must be {wanted}, got {got!r}: {hint}")
-
-
-def _is_int(value: object, least: int) -> bool:
-    """Whether `value` is an integer (of Python or NumPy) of at least `least`."""
-    return isinstance(value, Integral) and int(value) >= least
+def _check_int(name: str, value: object, least: int, hint: str) -> None:
+    """Raise ValueError unless `value` is an integer (of Python or NumPy) of at least `least`."""
+    if not isinstance(value, Integral) or int(value) < least:
+        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}: {hint}")
 
 
 @dataclass
 class SamplingParams:
-    """How a request wants its next token chosen, and when it wants to stop.
-
-    Raises ValueError for values that no sampler could honor.
-    Official: `core.py`, `SamplingParams`.
-    """
+    """How a request wants its next tokens chosen. ValueError for what no sampler could honor."""
 
     temperature: float = 0.0  # divides the logits; 0 or less: take the likeliest
     top_k: int = -1  # choose among the k likeliest tokens; -1 (or 0): among all
@@ -48,53 +37,21 @@ class SamplingParams:
     max_tokens: int = 1024  # generate at most this many tokens
 
     def __post_init__(self) -> None:
-        t, k, p, n = self.temperature, self.top_k, self.top_p, self.max_tokens
-        finite = isinstance(t, Real) and math.isfinite(t)
-        _require(finite, "temperature", "a finite number", t, "use 0 for the likeliest token")
-        _require(_is_int(k, -1), "top_k", "an integer >= -1", k, "use -1 to keep all tokens")
-        share = isinstance(p, Real) and 0 <= p <= 1
-        _require(share, "top_p", "between 0 and 1", p, "use 1 to keep all tokens")
-        _require(_is_int(n, 1), "max_tokens", "an integer >= 1", n, "a prefill always samples one")
+        if not isinstance(self.temperature, Real) or not math.isfinite(self.temperature):
+            raise ValueError(
+                f"temperature must be a finite number, got {self.temperature!r}: "
+                "use 0 for the likeliest token"
+            )
+        _check_int("top_k", self.top_k, -1, "use -1 to keep all tokens")
+        if not isinstance(self.top_p, Real) or not 0 <= self.top_p <= 1:
+            hint = "use 1 to keep all tokens"
+            raise ValueError(f"top_p must be between 0 and 1, got {self.top_p!r}: {hint}")
+        _check_int("max_tokens", self.max_tokens, 1, "a prefill always samples one")
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is taken, so that no probabilities are needed.
-
-        A `top_p` below 1 takes the sampling path, even at temperature 0.
-        """
+        """Whether the likeliest token is taken; `top_p` below 1 samples, even at temperature 0."""
         return (self.temperature <= 0.0 or self.top_k == 1) and self.top_p == 1.0
-
-
-def _describe(value: object) -> str:
-    """What `value` is, in a few words: for a tensor its dimensions, dtype and device."""
-    if not isinstance(value, torch.Tensor):
-        return type(value).__name__
-    return f"{value.dim()}-D {str(value.dtype).removeprefix('torch.')} on {value.device}"
-
-
-def _check_req(req: Req) -> None:
-    """Raise ValueError unless the fields that a new `Req` was given describe a request."""
-    ids, cached, n, row = req.input_ids, req.cached_len, req.output_len, req.table_idx
-    is_host_tensor = isinstance(ids, torch.Tensor) and ids.is_cpu
-    if not is_host_tensor or ids.dim() != 1 or ids.dtype != torch.int32:
-        raise ValueError(
-            f"input_ids must be a 1-D int32 tensor on the CPU, got {_describe(ids)}: "
-            "make it with torch.tensor(token_ids, dtype=torch.int32)"
-        )
-    if len(ids) == 0:
-        raise ValueError(
-            "input_ids must hold at least one token, got none: a pass has to compute "
-            "something; give an empty prompt the model's first token (BOS)"
-        )
-    _require(_is_int(row, 0), "table_idx", "an integer >= 0", row, "it is a row of the page table")
-    _require(_is_int(n, 0), "output_len", "an integer >= 0", n, "it counts tokens to generate")
-    _require(_is_int(cached, 0), "cached_len", "an integer >= 0", cached, "use 0 without a hit")
-    if cached >= len(ids):
-        raise ValueError(
-            f"cached_len must be < {len(ids)}, the length of the prompt, got {cached}: "
-            "the last token has to be computed, since its logits choose the next one; "
-            "match the prefix cache with input_ids[:-1]"
-        )
 
 
 @dataclass(eq=False)
@@ -103,8 +60,8 @@ class Req:
 
     `0 <= cached_len < device_len <= max_device_len`, from creation to the end: the KV of
     tokens `[0, cached_len)` is in the pool, the next pass computes `[cached_len, device_len)`,
-    and `[device_len, max_device_len)` may still be generated. Compared by identity.
-    Raises ValueError for fields that break the order. Official: `core.py`, `Req`.
+    and `[device_len, max_device_len)` may still be generated. ValueError for fields that break
+    the order. Compared by identity.
     """
 
     input_ids: torch.Tensor  # [tokens so far] int32, CPU; at creation the prompt
@@ -114,13 +71,34 @@ class Req:
     uid: int  # what the outside world calls it
     sampling_params: SamplingParams
     cache_handle: BaseCacheHandle  # the part of the prefix cache that it holds on to
-    device_len: int = field(init=False)  # tokens with a position, the last sampled too
-    max_device_len: int = field(init=False)  # prompt and output together
 
     def __post_init__(self) -> None:
-        _check_req(self)
-        self.device_len = len(self.input_ids)
-        self.max_device_len = self.device_len + self.output_len
+        ids, got = self.input_ids, type(self.input_ids).__name__
+        if isinstance(ids, torch.Tensor):
+            got = f"{ids.dim()}-D {ids.dtype} on {ids.device}".replace("torch.", "")
+        if got != "1-D int32 on cpu":
+            hint = "make it with torch.tensor(token_ids, dtype=torch.int32)"
+            raise ValueError(f"input_ids must be a 1-D int32 tensor on the CPU, got {got}: {hint}")
+        if len(ids) == 0:
+            raise ValueError(
+                "input_ids must hold at least one token, got none: a pass has to compute "
+                "something; give an empty prompt the model's first token (BOS)"
+            )
+        _check_int("table_idx", self.table_idx, 0, "it is a row of the page table")
+        _check_int("output_len", self.output_len, 0, "it counts tokens to generate")
+        _check_int("cached_len", self.cached_len, 0, "use 0 without a hit")
+        if self.cached_len >= len(ids):
+            raise ValueError(
+                f"cached_len must be < {len(ids)}, the length of the prompt, got "
+                f"{self.cached_len}: the last token has to be computed, since its logits choose "
+                "the next one; match the prefix cache with input_ids[:-1]"
+            )
+        self.device_len = len(ids)  # tokens with a position, the last sampled too
+        self.max_device_len = self.device_len + self.output_len  # prompt and output together
+
+    def __repr__(self) -> str:
+        names = ("uid", "table_idx", "cached_len", "device_len", "max_device_len")
+        return f"{type(self).__name__}({', '.join(f'{n}={getattr(self, n)}' for n in names)})"
 
     @property
     def extend_len(self) -> int:
@@ -146,38 +124,24 @@ class Req:
 
     def append_host(self, next_token: torch.Tensor) -> None:
         """Append the sampled token (one element, on the CPU) to `input_ids`."""
-        _check_append(self, next_token)
-        token = next_token.reshape(1).to(torch.int32)
-        self.input_ids = torch.cat([self.input_ids, token])
-
-    def __repr__(self) -> str:
-        lens = f"device_len={self.device_len}, max_device_len={self.max_device_len}"
-        row = f"table_idx={self.table_idx}, cached_len={self.cached_len}"
-        return f"{type(self).__name__}(uid={self.uid}, {row}, {lens})"
-
-
-def _check_append(req: Req, next_token: torch.Tensor) -> None:
-    """Raise unless `next_token` is one token id on the CPU and `req` has a place for it."""
-    one = isinstance(next_token, torch.Tensor) and next_token.numel() == 1
-    if not one or not next_token.is_cpu or next_token.is_floating_point():
-        raise ValueError(
-            f"next_token must be one token id in a tensor on the CPU, got {next_token!r}: "
-            "pass next_tokens_cpu[i], once its copy from the device is done"
-        )
-    if len(req.input_ids) >= req.device_len:
-        raise RuntimeError(
-            f"{req} has no place for another token, its {len(req.input_ids)} are all there: "
-            "call complete_one() after the pass, before append_host()"
-        )
+        is_one = isinstance(next_token, torch.Tensor) and next_token.numel() == 1
+        if not is_one or not next_token.is_cpu or next_token.is_floating_point():
+            raise ValueError(
+                f"next_token must be one token id in a tensor on the CPU, got {next_token!r}: "
+                "pass next_tokens_cpu[i], once its copy from the device is done"
+            )
+        if len(self.input_ids) >= self.device_len:
+            raise RuntimeError(
+                f"{self} has no place for another token, its {len(self.input_ids)} are all there: "
+                "call complete_one() after the pass, before append_host()"
+            )
+        self.input_ids = torch.cat([self.input_ids, next_token.reshape(1).to(torch.int32)])
 
 
 def _filled(record: Batch | Context) -> str:
-    """The late fields of `record` that are filled, or "nothing", for a readable repr.
-
-    Late are those that `__init__` does not take, but for names that begin with an underscore.
-    """
-    names = [f.name for f in fields(record) if not f.init and not f.name.startswith("_")]
-    return ", ".join(name for name in names if hasattr(record, name)) or "nothing"
+    """The fields of `record` that others have filled after its creation, or "nothing"."""
+    late = [f.name for f in fields(record) if not f.init and not f.name.startswith("_")]
+    return ", ".join(name for name in late if hasattr(record, name)) or "nothing"
 
 
 @dataclass(eq=False)
@@ -185,25 +149,24 @@ class Batch:
     """The requests of one forward pass, and the arrays that the pass reads.
 
     In the arrays the requests lie end to end without padding: `num_tokens` is the sum of
-    `extend_len` over `padded_reqs`. They are filled after creation, by whom the comments
-    name; reading one too early raises AttributeError. Official: `core.py`, `Batch`.
+    `extend_len` over `padded_reqs`. Until somebody fills a field, reading it raises AttributeError.
     """
 
     reqs: list[Req]  # each gets one token from this pass
     phase: Literal["prefill", "decode"]  # decode: every `extend_len` is 1
-    # By the scheduler: [num_tokens] int32, on the device.
-    input_ids: torch.Tensor = field(init=False)
-    positions: torch.Tensor = field(init=False)  # of each token in its own request
-    out_loc: torch.Tensor = field(init=False)  # where each token's KV goes in the pool
-    # By the graph runner: `reqs`, then dummies up to a size that has a CUDA graph.
-    padded_reqs: list[Req] = field(init=False)
-    # By the attention backend.
-    attn_metadata: BaseAttnMetadata = field(init=False)
+    input_ids: torch.Tensor = field(init=False)  # scheduler: [num_tokens] int32, on the device
+    positions: torch.Tensor = field(init=False)  # scheduler: of each token in its own request
+    out_loc: torch.Tensor = field(init=False)  # scheduler: where each token's KV goes in the pool
+    padded_reqs: list[Req] = field(init=False)  # graph runner: `reqs`, then dummies
+    attn_metadata: BaseAttnMetadata = field(init=False)  # attention backend
 
     def __post_init__(self) -> None:
-        known = self.phase in ("prefill", "decode")
-        _require(known, "phase", "'prefill' or 'decode'", self.phase, "check the spelling")
-        _require(len(self.reqs) > 0, "reqs", "one request or more", self.reqs, "skip an empty pass")
+        if self.phase not in ("prefill", "decode"):
+            hint = "check the spelling"
+            raise ValueError(f"phase must be 'prefill' or 'decode', got {self.phase!r}: {hint}")
+        if len(self.reqs) == 0:
+            hint = "skip an empty pass"
+            raise ValueError(f"reqs must be one request or more, got {self.reqs!r}: {hint}")
 
     @property
     def is_prefill(self) -> bool:
@@ -226,16 +189,13 @@ class Batch:
         return len(self.padded_reqs)
 
     def __repr__(self) -> str:
-        uids = ", ".join(str(req.uid) for req in self.reqs)
-        return f"Batch({self.phase}, uids=[{uids}], filled: {_filled(self)})"
+        uids = [req.uid for req in self.reqs]
+        return f"Batch({self.phase}, {uids=}, filled: {_filled(self)})"
 
 
 @dataclass(eq=False)
 class Context:
-    """What layers need besides their input: the engine's parts and the running batch.
-
-    The engine fills the fields as it starts. Official: `core.py`, `Context`.
-    """
+    """What layers need besides their input: the engine's parts and the running batch."""
 
     page_size: int  # tokens per page of the KV cache
     page_table: torch.Tensor = field(init=False)  # [rows, max_seq_len] int32 locations
@@ -245,8 +205,7 @@ class Context:
     _batch: Batch | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        size = self.page_size
-        _require(_is_int(size, 1), "page_size", "an integer >= 1", size, "1 hands out single slots")
+        _check_int("page_size", self.page_size, 1, "1 hands out single slots")
 
     @property
     def batch(self) -> Batch:
@@ -288,9 +247,8 @@ def set_global_ctx(ctx: Context) -> None:
 def get_global_ctx() -> Context:
     """The context that `set_global_ctx` was given. Raises RuntimeError if there is none."""
     if _GLOBAL_CTX is None:
-        raise RuntimeError(
-            "the global context is not set: start an engine, or call set_global_ctx(Context(...))"
-        )
+        hint = "start an engine, or call set_global_ctx(Context(...))"
+        raise RuntimeError(f"the global context is not set: {hint}")
     return _GLOBAL_CTX
 
 

@@ -12,12 +12,15 @@ import torch
 from minisgl.core import Batch, Req, SamplingParams
 from minisgl.distributed import DistributedInfo
 from minisgl.engine import Engine, EngineConfig
-from minisgl.kernel.cpu.compile import find_compiler
+from minisgl.kernel import SUPPORTED_KERNELS
 from minisgl.kvcache.naive_cache import NaiveCacheHandle
 from minisgl.scheduler.cache import CacheManager
 from minisgl.scheduler.table import TableManager
 
-compiled = pytest.mark.skipif(find_compiler() is None, reason="no C compiler")
+compiled = pytest.mark.skipif(
+    "native" not in SUPPORTED_KERNELS or SUPPORTED_KERNELS["native"]() is None,
+    reason="no kernels in C: no compiler",
+)
 
 
 class Driver:
@@ -116,11 +119,12 @@ class Driver:
 def config_for(path: str, **changes: Any) -> EngineConfig:
     """A small engine in float32 on the CPU."""
     small: dict[str, Any] = {
+        "tp_info": DistributedInfo(0, 1),
         "device": "cpu",
         "max_running_req": 8,
         "num_page_override": 512 // max(1, changes.get("page_size", 1)),
     }
-    return EngineConfig(path, DistributedInfo(0, 1), **{"dtype": torch.float32, **small, **changes})
+    return EngineConfig(path, **{"dtype": torch.float32, **small, **changes})
 
 
 @contextmanager

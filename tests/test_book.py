@@ -654,7 +654,7 @@ def test_search_finds_class_names(page: Any, site: str) -> None:
     watch = Watch(page, site)
     for query, place in [
         ("CacheManager", "04_kvcache.html#minisgl-scheduler-cache-CacheManager"),
-        ("allocate_paged", "04_kvcache.html#minisgl-scheduler-cache-PageAllocator"),
+        ("allocate_paged", "04_kvcache.html#minisgl-scheduler-cache-CacheManager"),
     ]:
         page.goto(f"{site}search.html?q={query}")
         page.wait_for_selector(f'#search-results a[href*="{place}"]', timeout=TIMEOUT_MS)

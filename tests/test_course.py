@@ -114,25 +114,6 @@ def test_a_chapter_has_the_parts_that_each_chapter_has(chapter):
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
-def test_a_chapter_is_built_in_small_steps(chapter):
-    for cell in notebooks.build_cells(ROOT, [chapter]):
-        code = ast.unparse(without_docstrings(ast.parse(cell.text))).splitlines()
-        ignored = ("import ", "from ", "if TYPE_CHECKING")
-        statements = [
-            line for line in code if line.strip() and not line.strip().startswith(ignored)
-        ]
-        assert len(statements) <= 50, f"{cell.where} has {len(statements)} lines of code: split it"
-
-
-def without_docstrings(tree: ast.Module) -> ast.Module:
-    for node in ast.walk(tree):
-        kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-        if isinstance(node, kinds) and ast.get_docstring(node) is not None:
-            node.body = node.body[1:] or [ast.Pass()]
-    return tree
-
-
-@pytest.mark.parametrize("chapter", CHAPTERS)
 def test_a_notebook_has_no_machine_path_and_no_trailing_noise(chapter):
     text = notebooks.notebook_path(ROOT, chapter).read_text(encoding="utf-8")
     assert not re.search(r"/(home|Users|root|work|tmp|var)/\w", text)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import gc
+import io
 import json
 import os
 import platform
+import socket
+import subprocess
+import sys
+import warnings
 import weakref
+from contextlib import redirect_stderr
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
@@ -22,11 +28,13 @@ from minisgl.core import Batch, SamplingParams, get_global_ctx
 from minisgl.distributed import DistributedInfo, set_tp_info, try_get_tp_info
 from minisgl.engine import Engine, EngineConfig
 from minisgl.engine import engine as engine_module
+from minisgl.engine.config import check_ranks
 from minisgl.engine.engine import bytes_per_page, plan_memory, require_two_pages
 from minisgl.engine.graph import GraphCaptureBuffer, _determine_cuda_graph_bs
+from minisgl.kernel import SUPPORTED_KERNELS, get_kernels
 from minisgl.layers import rotary
 from minisgl.models.decoder import LlamaForCausalLM
-from minisgl.moe import create_moe_backend
+from minisgl.moe import SUPPORTED_MOE_BACKENDS, create_moe_backend
 from minisgl.utils import device as device_module
 from minisgl.utils.device import (
     NullEvent,
@@ -531,32 +539,63 @@ def test_freed_memory_goes_back_to_the_system():
     assert last.sum() == 1 << 18
 
 
-def test_cores_and_memory_respect_the_container(
+def test_no_more_cores_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 1 <= physical_cores() <= (os.cpu_count() or 1)
+    if hasattr(os, "sched_getaffinity"):
+        one = {min(os.sched_getaffinity(0))}
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: one)
+        assert physical_cores() == 1
+    monkeypatch.setenv("LOKY_MAX_CPU_COUNT", "1")
+    assert physical_cores() == 1
+
+
+def test_cores_that_the_machine_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on ARM: loky falls back to all CPUs, and would warn and print a traceback."""
+    from loky.backend import context
+
+    def unknown(*args: object) -> tuple[str, Exception]:
+        return "not found", ValueError("could not find any physical core in /proc/cpuinfo")
+
+    monkeypatch.setattr(context, "_count_physical_cores", unknown)
+    seen = io.StringIO()
+    with redirect_stderr(seen), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert 1 <= physical_cores() <= (os.cpu_count() or 1)
+    assert seen.getvalue() == ""
+
+
+def test_free_memory_respects_the_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert 1 <= physical_cores() <= (os.cpu_count() or 1)
     assert get_free_memory(CPU) > 0
-    monkeypatch.setattr(device_module, "_cgroup_folders", lambda controller: [tmp_path])
+    own, above = tmp_path / "above" / "own", tmp_path / "above"
+    own.mkdir(parents=True)
+    monkeypatch.setattr(device_module, "_memory_groups", lambda: [own, above])
 
-    def write(**files: str) -> None:
-        for old in tmp_path.iterdir():
+    def write(folder: Path, **files: str) -> None:
+        for old in folder.glob("memory.*"):
             old.unlink()
-        for name, text in files.items():
-            (tmp_path / name.replace("__", ".")).write_text(text, encoding="utf-8")
+        for name, text in {"stat": "", **files}.items():
+            (folder / f"memory.{name}").write_text(text, encoding="utf-8")
 
-    write(cpu__max="100000 100000\n", memory__max="5000\n", memory__current="2000\n")
-    assert physical_cores() == 1
+    write(own, max="5000\n", current="2000\n")
     assert get_free_memory(CPU) == 3000
-    write(cpu__max="max 100000\n", memory__max="max\n", memory__current="2000\n")
-    assert device_module._cpu_quota() == float("inf")
-    assert get_free_memory(CPU) > 3000
-    write(cpu__cfs_quota_us="150000\n", cpu__cfs_period_us="100000\n")
-    assert device_module._cpu_quota() == 1.5 and physical_cores() == 1
-    write(cpu__cfs_quota_us="-1\n", cpu__cfs_period_us="100000\n")
-    assert device_module._cpu_quota() == float("inf")
+    write(above, max="4000\n", current="2500\n", stat="anon 1\ninactive_file 200\n")
+    assert get_free_memory(CPU) == 1700
+    write(above)
+    write(own, max="max\n", current="2000\n")
+    assert get_free_memory(CPU) > 5000
     stat = "total_inactive_file 700\ninactive_file 1\n"
-    write(memory__limit_in_bytes="5000\n", memory__usage_in_bytes="2000\n", memory__stat=stat)
+    write(own, limit_in_bytes="5000\n", usage_in_bytes="2000\n", stat=stat)
     assert get_free_memory(CPU) == 3700
+    write(own, max="1000\n", current="2000\n")
+    assert get_free_memory(CPU) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's")
+def test_the_control_groups_of_this_process() -> None:
+    folders = device_module._memory_groups()
+    assert Path("/sys/fs/cgroup") in folders or not Path("/proc/self/cgroup").exists()
 
 
 def test_stand_ins_for_a_cpu() -> None:
@@ -733,9 +772,207 @@ def test_the_capture_buffer() -> None:
     assert batch.out_loc.data_ptr() == buffer.out_loc.data_ptr()
 
 
-def test_moe_comes_later() -> None:
-    for name in ("auto", "fused"):
-        with pytest.raises(NotImplementedError, match="later chapter"):
+def test_moe_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("triton", "of my own"):
+        with pytest.raises(ValueError, match=f"unknown MoE backend '{name}'"):
             create_moe_backend(name)
-    with pytest.raises(ValueError, match="supported: fused"):
-        create_moe_backend("triton")
+    monkeypatch.setattr(SUPPORTED_MOE_BACKENDS, "_table", {})
+    monkeypatch.setattr(SUPPORTED_MOE_BACKENDS, "_optional", ())
+    with pytest.raises(ValueError, match="unknown MoE backend 'fused'; supported: none yet"):
+        create_moe_backend("auto")
+    made = object()
+    SUPPORTED_MOE_BACKENDS.register("fused")(lambda: made)  # type: ignore[arg-type,return-value]
+    assert create_moe_backend("auto") is create_moe_backend("fused") is made
+
+
+# --- weights, logits and kernels ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("largest", [0, 4])
+def test_weights_that_are_replaced_count_from_the_next_pass(largest: int) -> None:
+    """Whether passes were recorded or not: the tokens of the new model."""
+    from minisgl.models import load_weight
+
+    paths = [tiny("llama"), tiny("llama", seed=5)]
+    changes = {"max_running_req": 4, "cuda_graph_max_bs": largest}
+    answers = []
+    for path in paths:
+        with started(path, **changes) as driver:
+            answers.append(driver.run(prompts_of(5, 9), 8))
+    assert answers[0] != answers[1]
+    with started(paths[0], **changes) as driver:
+        assert driver.run(prompts_of(5, 9), 8) == answers[0]
+        driver.engine.model.load_state_dict(dict(load_weight(paths[1], CPU)))
+        assert driver.run(prompts_of(5, 9), 8) == answers[1]
+        if largest:
+            assert driver.engine.graph_runner.graph_bs_list == []
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_another_number_of_threads_after_the_start(threads: int) -> None:
+    """A prompt of 119 tokens met a plan for the number that was."""
+    prompts, before = prompts_of(119, 5), torch.get_num_threads()
+    try:
+        torch.set_num_threads(5 - threads)
+        with started(tiny(), max_running_req=4) as driver:
+            expected = driver.run(prompts, 8)
+            torch.set_num_threads(threads)
+            assert driver.run(prompts, 8) == expected
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_logits_that_are_not_finite(phase: str, wrong: float) -> None:
+    """The request is named, nothing has moved, and the others go on without it."""
+    with started(tiny(), cuda_graph_max_bs=0) as driver:
+        prompts = prompts_of(4, 6, 3)
+        expected = driver.run(prompts, 4)
+        params = SamplingParams(temperature=1.0, top_k=5)
+        reqs = [driver.admit(ids, 4, params if i == 1 else None) for i, ids in enumerate(prompts)]
+        if phase == "decode":
+            driver.step(reqs, "prefill")
+        lengths = [(req.cached_len, req.device_len) for req in reqs]
+        forward = driver.engine.model.forward
+
+        def broken() -> torch.Tensor:
+            logits = forward()
+            logits[1, 7] = wrong
+            return logits
+
+        driver.engine.model.forward = broken  # type: ignore[method-assign]
+        with pytest.raises(RuntimeError, match=rf"requests \[{reqs[1].uid}\] are not finite"):
+            driver.step(reqs, phase)
+        driver.engine.model.forward = forward  # type: ignore[method-assign]
+        assert [(req.cached_len, req.device_len) for req in reqs] == lengths
+        left = [reqs[0], reqs[2]]
+        if phase == "prefill":
+            driver.step(left, "prefill")
+        while left[0].can_decode:
+            driver.step(left, "decode")
+        assert [req.input_ids[-4:].tolist() for req in left] == [expected[0], expected[2]]
+
+
+def test_the_kernels_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="unknown kernels 'of my own'"):
+        config_for(tiny(), kernels="of my own")
+    with started(tiny(), kernels="torch", attention_backend="torch") as driver:
+        assert get_kernels().name == "torch"
+        expected = driver.run(prompts_of(5, 9), 6)
+    with started(tiny()) as driver:
+        assert driver.run(prompts_of(5, 9), 6) == expected
+    assert get_kernels().name == "torch"
+
+
+class Packed:
+    """A weight of half the size, in a form of its own."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.half, self.shape, self.dtype = weight.bfloat16(), weight.shape, weight.dtype
+        self.nbytes = self.half.nbytes
+
+
+def test_the_plan_counts_weights_as_they_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pack(weight: torch.Tensor, name: str, shared: bool) -> Any:
+        return weight if shared else Packed(weight)
+
+    def linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
+        full = weight.half.float() if isinstance(weight, Packed) else weight
+        return torch.nn.functional.linear(x, full, bias)
+
+    halves = SUPPORTED_KERNELS["torch"]()._replace(name="halves", pack=pack, linear=linear)  # type: ignore[union-attr]
+    monkeypatch.setattr(SUPPORTED_KERNELS, "_table", dict(SUPPORTED_KERNELS._table))
+    SUPPORTED_KERNELS.register("halves")(lambda: halves)
+    sizes = {}
+    for name in ("llama", "llama-untied"):
+        for kernels in ("torch", "halves"):
+            with started(tiny(name), kernels=kernels, attention_backend="torch") as driver:
+                state = driver.engine.model.state_dict()
+                sizes[name, kernels] = driver.engine.memory.model
+                assert sizes[name, kernels] == sum(weight.nbytes for weight in state.values())
+                assert len(driver.run(prompts_of(5), 3)[0]) == 3
+        halved = sum(w.shape.numel() * 2 for w in state.values() if isinstance(w, Packed))
+        assert sizes[name, "halves"] == sizes[name, "torch"] - halved > 0
+
+
+# --- several ranks --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "shape, sizes",
+    [((9, 3, 1536), [1, 3]), ((8, 2, 64), [1, 2, 4, 8]), ((6, 2, 60), [1, 2, 6])],
+)
+def test_numbers_of_ranks(shape: tuple[int, int, int], sizes: list[int]) -> None:
+    class Model:
+        num_qo_heads, num_kv_heads, intermediate_size = shape
+        is_moe = False
+
+    for size in range(1, 10):
+        if size in sizes:
+            check_ranks(size, Model())  # type: ignore[arg-type]
+        else:
+            listed = ", ".join(map(str, sizes))
+            with pytest.raises(ValueError, match=rf"^{size} ranks can't share.*do: {listed}$"):
+                check_ranks(size, Model())  # type: ignore[arg-type]
+
+
+def test_a_number_of_ranks_is_refused_before_they_meet() -> None:
+    """At once, and nothing is left behind."""
+    before = process_state()
+    config = EngineConfig(
+        tiny("llama"), DistributedInfo(1, 3), torch.float32, device="cpu", distributed_port=1
+    )
+    with pytest.raises(ValueError, match=r"3 ranks can't share 4 query heads.*would do: 1, 2, 4"):
+        Engine(config)
+    assert process_state() == before
+
+
+def on_two_ranks(path: str, prompts: list[list[int]], hot: bool) -> list[dict[str, Any]]:
+    """What `two_ranks.serve` returns on each rank, a process of its own.
+
+    What one of them prints to stderr is an error: it would show in every notebook.
+    """
+    script = Path(__file__).with_name("two_ranks.py")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script), json.dumps([rank, port, path, prompts, hot])],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(script.parent.parent)},
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=200) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, (_, errors) in zip(processes, said, strict=True):
+        assert process.returncode == 0 and errors == "", errors
+    return [json.loads(out.splitlines()[-1]) for out, _ in said]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_two_ranks_give_the_tokens_of_one(name: str) -> None:
+    path, prompts = tiny(name), prompts_of(5, 9, 3)
+    with started(path) as driver:
+        expected = driver.run(prompts, 6)
+    for rank in on_two_ranks(path, prompts, hot=False):
+        assert rank["tokens"] == expected
+        assert rank["pages"] == 64, "the smaller number of the two"
+
+
+def test_two_ranks_draw_the_same_tokens() -> None:
+    """Their random numbers differ; the first one's count. A greedy request beside stays greedy."""
+    path, prompts = tiny("llama"), prompts_of(5, 9, 3)
+    with started(path) as driver:
+        greedy = driver.run(prompts, 12)
+    first, second = on_two_ranks(path, prompts, hot=True)
+    assert first["tokens"] == second["tokens"]
+    assert first["alone"] != second["alone"]
+    assert first["tokens"][1] == greedy[1] and first["tokens"][0] != greedy[0]

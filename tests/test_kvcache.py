@@ -27,7 +27,7 @@ from minisgl.kvcache.base import (
 )
 from minisgl.kvcache.mha_pool import MHAKVCache
 from minisgl.kvcache.naive_cache import NaiveCacheHandle, NaivePrefixCache
-from minisgl.scheduler.cache import CacheManager, PageAllocator, new_pages, own_pages, pages_needed
+from minisgl.scheduler.cache import CacheManager, new_pages, own_pages, pages_needed
 from minisgl.scheduler.free_list import FreeList
 from minisgl.scheduler.table import TableManager
 
@@ -53,7 +53,7 @@ def table_for(rows: int, width: int, num_pages: int, page_size: int) -> torch.Te
     return torch.full((rows + 1, width), num_pages * page_size, dtype=torch.int32)
 
 
-def state_of(manager: PageAllocator) -> tuple[object, ...]:
+def state_of(manager: CacheManager) -> tuple[object, ...]:
     """Everything that an error must leave alone."""
     pages = manager.free_pages
     return list(pages._free), pages.taken(), manager.page_table.tolist()
@@ -219,11 +219,11 @@ def test_table_needs_a_row_for_the_dummy(shape: tuple[int, ...]) -> None:
 
 def test_pages_2_and_5_at_page_size_16() -> None:
     table = table_for(1, 32, 6, 16)
-    allocator = PageAllocator(6, 16, table)
-    allocator.free_pages.take(6)
-    allocator.free_pages.give_back([2, 5])
+    manager = CacheManager(6, 16, table, "naive")
+    manager.free_pages.take(6)
+    manager.free_pages.give_back([2, 5])
     req = new_req(0, 20)
-    allocator.allocate_paged([req])
+    manager.allocate_paged([req])
     row = table[0]
     assert row.tolist() == [*range(32, 48), *range(80, 96)]
     assert (row[::16] // 16).tolist() == [2, 5]
@@ -237,13 +237,13 @@ def test_pages_2_and_5_at_page_size_16() -> None:
 def test_growth_around_a_page_border(page_size: int, prompt_len: int) -> None:
     """(length, pages, slot) in the prefill and three decode passes, with pages from the back."""
     table = table_for(1, 64, 9, page_size)
-    allocator = PageAllocator(9, page_size, table)
-    allocator.free_pages.give_back(reversed(allocator.free_pages.take(9)))
+    manager = CacheManager(9, page_size, table, "naive")
+    manager.free_pages.give_back(reversed(manager.free_pages.take(9)))
     req = new_req(0, prompt_len, 4)
     for step in range(4):
         assert req.device_len == prompt_len + step, "the token sampled last counts"
-        allocator.allocate_paged([req])
-        held = len(allocator.free_pages.taken())
+        manager.allocate_paged([req])
+        held = len(manager.free_pages.taken())
         assert held == -(-(prompt_len + step) // page_size)
         position = req.device_len - 1
         page = 8 - position // page_size
@@ -283,10 +283,10 @@ def test_running_out_names_pages_and_changes_nothing() -> None:
 
 def test_a_row_may_end_inside_its_last_page() -> None:
     table = table_for(1, 10, 4, 4)
-    allocator = PageAllocator(4, 4, table)
+    manager = CacheManager(4, 4, table, "naive")
     req = new_req(0, 10, 0)
-    allocator.allocate_paged([req])
-    assert table[0].tolist() == list(range(10)) and len(allocator.free_pages) == 1
+    manager.allocate_paged([req])
+    assert table[0].tolist() == list(range(10)) and len(manager.free_pages) == 1
     assert (table[-1] == 16).all(), "the dummy's row is untouched"
 
 

@@ -17,7 +17,7 @@ from lab import forget_outputs, jupyter_lab, opened, run_all, takes_minutes
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = ["01_core", "04_kvcache", "05_attention", "06_engine"]
-PARTS = ["notebooks", "course", "minisgl", "_toc.yml", "pyproject.toml"]
+PARTS = ["notebooks", "course", "minisgl", "_toc.yml", "_config.yml", "pyproject.toml"]
 
 pytestmark = pytest.mark.browser
 

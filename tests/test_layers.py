@@ -5,7 +5,9 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType, SimpleNamespace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +21,6 @@ from transformers import LlamaConfig, Qwen3Config
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen3 import modeling_qwen3
 
-import minisgl.kernel.linear as linear_module
 from minisgl.core import reset_global_ctx
 from minisgl.distributed.impl import DistributedCommunicator, DistributedImpl, destroy_distributed
 from minisgl.distributed.info import (
@@ -31,8 +32,14 @@ from minisgl.distributed.info import (
 )
 from minisgl.kernel.activation import gelu_and_mul, silu_and_mul
 from minisgl.kernel.index import indexing
-from minisgl.kernel.linear import LinearKernel, get_linear_kernel, set_linear_kernel
 from minisgl.kernel.norm import fused_add_rmsnorm, rmsnorm
+from minisgl.kernel.table import (
+    SUPPORTED_KERNELS,
+    create_torch_kernels,
+    get_kernels,
+    use_kernels,
+)
+from minisgl.layers.activation import get_activation
 from minisgl.layers.attention import AttentionLayer
 from minisgl.layers.base import BaseOP, OPList, StateLessOP
 from minisgl.layers.embedding import ParallelLMHead, VocabParallelEmbedding
@@ -46,6 +53,7 @@ from minisgl.layers.linear import (
 from minisgl.layers.norm import RMSNorm, RMSNormFused
 from minisgl.layers.rotary import get_rope, set_rope_device
 from minisgl.utils.misc import align_ceil, align_down, div_ceil, div_even
+from minisgl.utils.registry import import_optional
 from minisgl.utils.torch_utils import torch_dtype
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -56,13 +64,13 @@ def _one_rank() -> Iterator[None]:
     """Each test starts as rank 0 of 1, and leaves nothing global behind."""
     reset_tp_info()
     set_tp_info(0, 1)
-    set_linear_kernel("torch")
+    use_kernels("torch")
     torch.manual_seed(0)
     yield
     reset_tp_info()
     reset_global_ctx()
     set_rope_device(None)
-    set_linear_kernel("auto")
+    use_kernels("torch")
 
 
 @contextmanager
@@ -104,6 +112,21 @@ def test_div_even() -> None:
     for a, b in [(0, 1), (4, 0), (4, -2)]:
         with pytest.raises(ValueError, match="positive"):
             div_even(a, b)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "replicate", "would_do"),
+    [
+        (9, 2, False, "1, 3 or 9"),
+        (1, 2, False, "1"),
+        (5, 2, False, "1 or 5"),
+        (4, 6, True, "1, 2 or a multiple of 4"),
+        (1536, 5, False, "1, 2, 3, 4, 6, 8, 12, 16, …"),
+    ],
+)
+def test_div_even_says_what_would_do(a: int, b: int, replicate: bool, would_do: str) -> None:
+    with pytest.raises(ValueError, match=f"evenly into {b} parts; {would_do} would do$"):
+        div_even(a, b, replicate)
 
 
 def test_torch_dtype_is_restored() -> None:
@@ -419,38 +442,106 @@ def test_merged_equals_separate() -> None:
     torch.testing.assert_close(op.forward(x), separate)
 
 
-class Doubling(LinearKernel):
-    """Stores twice the weight, to prove that the prepared weight is the one used."""
-
-    def prepare(self, weight: torch.Tensor) -> torch.Tensor:
-        return weight * 2
-
-    def apply(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        return F.linear(x, weight, bias)
+# --- the table of operations ----------------------------------------------------------------------
 
 
-def test_linear_kernel_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    folder = tmp_path / "kernel"  # type: ignore[operator]
-    folder.mkdir()
-    (folder / "linear_doubling.py").touch()
-    module = ModuleType("minisgl.kernel.linear_doubling")
-    module.create_linear_kernel = Doubling  # type: ignore[attr-defined]
-    monkeypatch.setitem(__import__("sys").modules, module.__name__, module)
-    monkeypatch.setattr(linear_module, "__file__", str(folder / "linear.py"))
-    with pytest.raises(ValueError, match=r"'tripling'.*auto, doubling, torch"):
-        set_linear_kernel("tripling")
-    set_linear_kernel("auto")  # there is no linear_auto.py in this folder
-    assert type(get_linear_kernel()).__name__ == "TorchLinear"
-    set_linear_kernel("doubling")
+@pytest.mark.parametrize("name", ["minisgl.no", "minisgl.no.deeper", "no", "no.deeper", "json.no"])
+def test_a_module_that_is_not_there_is_none(name: str) -> None:
+    assert import_optional(name) is None
+
+
+def test_an_optional_module_that_fails_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "half_there.py").write_text("import half_there_not\n", encoding="utf-8")
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "__init__.py").write_text("import half.gone\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="half_there_not"):
+        import_optional("half_there")
+    with pytest.raises(ModuleNotFoundError, match=r"half\.gone"):
+        import_optional("half")
+
+
+class Packed:
+    """A weight in another form: no tensor, three bytes."""
+
+    nbytes = 3
+
+    def __init__(self, weight: torch.Tensor, name: str, shared: bool) -> None:
+        self.weight, self.name, self.shared = weight * 2, name, shared
+        self.shape, self.dtype = weight.shape, weight.dtype
+
+
+def doubling_linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
+    return F.linear(x, weight.weight, bias)
+
+
+@pytest.fixture
+def doubling(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a table that packs twice the weight, in a registry of its own."""
+    table = create_torch_kernels()._replace(name="doubling", pack=Packed, linear=doubling_linear)
+    entries = {"torch": create_torch_kernels, "doubling": lambda: table, "absent": lambda: None}
+    monkeypatch.setattr(SUPPORTED_KERNELS, "_table", entries)
+    return "doubling"
+
+
+def test_kernels_by_name(doubling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"kernels 'tripling'; supported: torch, doubling, absent"):
+        use_kernels("tripling")
+    with pytest.raises(ValueError, match=r"'absent' cannot run on this machine.*'torch'"):
+        use_kernels("absent")
+    assert get_kernels() == create_torch_kernels(), "a refused name changes nothing"
+    monkeypatch.setattr(SUPPORTED_KERNELS, "_optional", ())
+    use_kernels("auto")
+    assert get_kernels().name == "torch"
+
+
+def test_a_layer_keeps_the_table_it_was_built_with(doubling: str) -> None:
+    use_kernels(doubling)
     op, weight, x = LinearReplicated(3, 2, False), torch.randn(2, 3), torch.randn(4, 3)
-    set_linear_kernel("torch")  # chosen when the layer is built
-    op.load_state_dict({"weight": weight.clone()})
-    assert torch.equal(op.forward(x), F.linear(x, weight * 2))
+    use_kernels("torch")
+    for _ in range(2):  # what is packed can be loaded anew
+        op.load_state_dict({"weight": weight.clone()})
+        assert torch.equal(op.forward(x), F.linear(x, weight * 2))
+    assert op.nbytes == Packed.nbytes and list(op.state_dict()) == ["weight"]
     plain = LinearReplicated(3, 2, False)
     plain.load_state_dict({"weight": weight})
     assert torch.equal(plain.forward(x), F.linear(x, weight)) and plain.weight is weight
+    assert plain.nbytes == weight.nbytes
+    with pytest.raises(ValueError, match=r"wrong shape: weight: expected \[2, 3\], got \[3, 2\]"):
+        op.load_state_dict({"weight": torch.randn(3, 2)})
+
+
+def test_packing_is_told_the_full_name(doubling: str) -> None:
+    class Model(BaseOP):
+        def __init__(self) -> None:
+            self.embed = VocabParallelEmbedding(5, 3)
+            self.layers = OPList([LinearRowParallel(3, 3, False)])
+            self.lm_head = ParallelLMHead(5, 3, False, True, self.embed)
+
+    use_kernels(doubling)
+    model, table = Model(), torch.randn(5, 3)
+    model.load_state_dict({"embed.weight": table, "layers.0.weight": torch.randn(3, 3)})
+    layer, head = model.layers.op_list[0].weight, model.lm_head._packed
+    assert (layer.name, layer.shared) == ("layers.0.weight", False)
+    assert (head.name, head.shared) == ("lm_head.weight", True)
+    assert model.embed.weight is table and model.lm_head.state_dict() == {}
+    assert model.nbytes == table.nbytes + 2 * Packed.nbytes
+    x = torch.randn(2, 3)
+    logits = two_ranks.run_batch(
+        lambda: model.lm_head.forward(x), phase="decode", positions=torch.arange(2), last=[0, 1]
+    )
+    assert torch.equal(logits, F.linear(x, table * 2))
+
+
+def test_rope_and_activations_follow_the_table(doubling: str) -> None:
+    before = get_rope(8, 8, 64, 1e4)
+    assert get_rope(8, 8, 64, 1e4) is before and get_activation("silu") is silu_and_mul
+    use_kernels(doubling)
+    assert get_rope(8, 8, 64, 1e4) is not before, "bound to other operations"
+    with pytest.raises(ValueError, match="unknown activation 'relu'; supported: silu, gelu"):
+        get_activation("relu")
 
 
 # --- embedding, LM head, attention layer ----------------------------------------------------------
@@ -541,13 +632,14 @@ def test_attention_block(family: str, kv_heads: int, dtype: torch.dtype) -> None
 # --- two ranks ------------------------------------------------------------------------------------
 
 
-def test_two_ranks_agree_with_one() -> None:
+def test_two_ranks_agree_with_one(capfd: pytest.CaptureFixture[str]) -> None:
     expected = two_ranks.block_logits(0, 1)
     assert expected.shape == (2, two_ranks.VOCAB)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     mp.spawn(two_ranks.rank_main, args=(2, port, expected), nprocs=2)
+    assert "Warning" not in capfd.readouterr().err, "a collective that PyTorch wants to get rid of"
 
 
 def test_plugins() -> None:

@@ -8,7 +8,6 @@ import json
 import logging
 import shutil
 import struct
-import sys
 from collections.abc import Iterator
 from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
@@ -27,11 +26,12 @@ from minisgl.core import Batch, Context, Req, SamplingParams, reset_global_ctx, 
 from minisgl.distributed import reset_tp_info, set_tp_info
 from minisgl.layers import set_rope_device
 from minisgl.models import ModelConfig, create_model, load_weight
+from minisgl.models.register import SUPPORTED_MODELS
 from minisgl.models.weight import MergeBuffer, find_weights
 from minisgl.utils import torch_dtype
 from minisgl.utils.hf import cached_load_hf_config, download_hf_weight
 from minisgl.utils.logger import init_logger
-from minisgl.utils.registry import Registry
+from minisgl.utils.registry import Registry, import_optional
 
 CPU = torch.device("cpu")
 
@@ -356,7 +356,7 @@ def test_within_the_window_the_logits_are_those_of_transformers() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel' is not supported.*Qwen3For"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "architecture 'GPT2LMHeadModel'.*Qwen3For"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantized"),
         ({"rms_norm_eps": ...}, "no 'rms_norm_eps'"),
@@ -384,10 +384,9 @@ def test_refused_when_the_model_is_built() -> None:
 
 
 @pytest.mark.skipif(
-    Path(sys.modules["minisgl.models"].__path__[0], "qwen3_moe.py").exists(),
-    reason="the chapter on mixtures of experts is built",
+    import_optional("minisgl.models.qwen3_moe") is not None, reason="experts are supported"
 )
-def test_experts_come_later() -> None:
+def test_experts_without_their_module() -> None:
     moe = fields(
         architectures=["Qwen3MoeForCausalLM"],
         model_type="qwen3_moe",
@@ -395,13 +394,31 @@ def test_experts_come_later() -> None:
         num_experts_per_tok=2,
         moe_intermediate_size=32,
     )
+    with pytest.raises(ValueError, match=r"'Qwen3MoeForCausalLM'; supported: LlamaForCausalLM"):
+        ModelConfig.from_hf(moe)
+    moe.architectures = ["LlamaForCausalLM"]
     config = ModelConfig.from_hf(moe)
-    assert config.is_moe and config.has_qk_norm
-    with torch.device("meta"):
-        with pytest.raises(NotImplementedError, match=r"later chapter.*qwen3_moe\.py"):
-            create_model(config)
-        with pytest.raises(NotImplementedError, match=r"MLP of 8 experts.*later chapter"):
-            create_model(replace(config, architectures=["LlamaForCausalLM"]))
+    assert config.is_moe
+    with torch.device("meta"), pytest.raises(ValueError, match=r"no minisgl\.models\.qwen3_moe"):
+        create_model(config)
+
+
+def test_a_module_for_experts_adds_its_architecture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = """
+from minisgl.models.register import SUPPORTED_MODELS
+
+@SUPPORTED_MODELS.register("ExpertsForCausalLM")
+def create(config):
+    return ("experts", config.num_experts)
+"""
+    (tmp_path / "some_experts.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(SUPPORTED_MODELS, "_optional", ("some_experts",))
+    monkeypatch.setattr(SUPPORTED_MODELS, "_table", dict(SUPPORTED_MODELS._table))
+    config = ModelConfig.from_hf(fields(architectures=["ExpertsForCausalLM"], num_experts=8))
+    assert create_model(config) == ("experts", 8)
 
 
 # --- the folder -------------------------------------------------------------------------------

@@ -250,7 +250,11 @@ def test_errors_in_a_notebook_begin_at_the_readers_line(root):
     )
     assert failed.ename == "ValueError" and "LIMIT = math.sqrt(-1)" in shown
     assert "run_cell" not in shown and "builder.py" not in shown
-    assert syntax.ename == "SyntaxError" and "def broken(:" in shown_syntax
+    assert shown.endswith("\nminisgl/core.py is unchanged")
+    first, code, caret, said, kept = shown_syntax.strip().splitlines()
+    assert re.search(r"<cell of minisgl.core \w+>:2", first) and code.strip() == "def broken(:"
+    assert caret.strip() == "^" and said.startswith("SyntaxError: ")
+    assert kept == "minisgl/core.py is unchanged"
     assert path.ename == "BuildError" and "inside minisgl/ only" in path.evalue
     assert len(path.traceback) == 1
     assert after.text == "1 False\n"

@@ -14,7 +14,7 @@ from course.notebooks import CourseError, chapters, read
 from course.pictures import package_map, page_table_picture
 from minisgl.core import Req, SamplingParams
 from minisgl.kvcache.naive_cache import NaiveCacheHandle
-from minisgl.scheduler.cache import PageAllocator
+from minisgl.scheduler.cache import CacheManager
 
 
 def scene(page_size: int, lengths: dict[str, int], num_slots: int = 64, width: int = 24):
@@ -25,7 +25,7 @@ def scene(page_size: int, lengths: dict[str, int], num_slots: int = 64, width: i
     for row, (name, length) in enumerate(lengths.items()):
         ids = torch.arange(length, dtype=torch.int32)
         reqs[name] = Req(ids, row, 0, 9, row, SamplingParams(), NaiveCacheHandle())
-    PageAllocator(num_pages, page_size, table).allocate_paged(list(reqs.values()))
+    CacheManager(num_pages, page_size, table, "naive").allocate_paged(list(reqs.values()))
     return table, reqs, num_pages
 
 

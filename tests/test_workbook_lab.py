@@ -71,7 +71,7 @@ def test_an_untouched_workbook_runs_through_and_says_what_is_missing(page: Any) 
 def test_what_is_written_is_judged_at_once(page: Any, books: Path) -> None:
     """Two cells are written as a reader would, the checks are run again, and one is right."""
     chapter = nbformat.read(ROOT / "notebooks" / f"{CHAPTER}.ipynb", as_version=4)
-    for first in ("def _require", "class SamplingParams"):
+    for first in ("def _check_int", "class SamplingParams"):
         solution = next(c.source for c in chapter.cells if first in c.source)
         write_and_run(page, code_cell(page, first), solution)
         assert first.split()[-1] in (books / "minisgl/core.py").read_text(encoding="utf-8")

@@ -1,8 +1,11 @@
-"""A small block on one or two ranks, run by two processes that each import this file."""
+"""A small block, or an engine, on one or two ranks: processes that import or run this file."""
 
 from __future__ import annotations
 
+import json
+import sys
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -113,3 +116,26 @@ def rank_main(rank: int, size: int, port: int, expected: torch.Tensor) -> None:
         torch.testing.assert_close(block_logits(rank, size), expected, atol=1e-5, rtol=1e-5)
     finally:
         dist.destroy_process_group()
+
+
+def serve(rank: int, port: int, path: str, prompts: list[list[int]], hot: bool) -> dict[str, Any]:
+    """The tokens of each prompt on this rank of two. `hot`: all but the second are drawn."""
+    from hand_driven import started
+
+    from minisgl.core import SamplingParams
+    from minisgl.distributed import DistributedInfo
+
+    wish = SamplingParams(temperature=1.5)
+    params = [wish if hot and i != 1 else SamplingParams() for i in range(len(prompts))]
+    torch.manual_seed(rank)  # ranks are processes of their own, and so are their random numbers
+    settings = {"tp_info": DistributedInfo(rank, 2), "distributed_port": port}
+    # Other pages on each rank: the fewest count.
+    with started(path, num_page_override=64 + 8 * rank, **settings) as driver:
+        alone = torch.rand(4).tolist()
+        tokens = driver.run(prompts, 12 if hot else 6, params)
+        return {"tokens": tokens, "alone": alone, "pages": driver.engine.num_pages}
+
+
+if __name__ == "__main__":
+    rank, port, path, prompts, hot = json.loads(sys.argv[1])
+    print(json.dumps(serve(rank, port, path, prompts, hot)))

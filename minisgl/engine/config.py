@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from minisgl.kernel import SUPPORTED_KERNELS
 from minisgl.models.config import ModelConfig
 from minisgl.utils.hf import cached_load_hf_config
 
@@ -21,8 +22,9 @@ def check_engine_config(config: EngineConfig) -> None:
     """Refuse, with ValueError, settings that can be wrong without looking at the model.
 
     `max_running_req`, `page_size` and `max_seq_len_override` are at least 1 (the last may be None),
-    `num_page_override` is None or at least 2, `memory_ratio` lies above 0 and is at most 1, and
-    `dtype` is a floating-point type. The message names the field and the value that came.
+    `num_page_override` is None or at least 2, `memory_ratio` lies above 0 and is at most 1, `dtype`
+    is a floating-point type, `kernels` is "auto" or a registered name. The message names the field
+    and the value that came.
     """
     at_least_one = ("max_running_req", "page_size", "max_seq_len_override")
     for name in at_least_one:
@@ -41,6 +43,8 @@ def check_engine_config(config: EngineConfig) -> None:
             f"num_page_override must be at least 2, got {config.num_page_override}; "
             "None lets the engine work the number out"
         )
+    if config.kernels != "auto":
+        SUPPORTED_KERNELS.assert_supported(config.kernels)
 
 
 def limit_seq_len(override: int | None, model_config: ModelConfig) -> int:
@@ -68,6 +72,7 @@ class EngineConfig:
     max_running_req: int = 256
     attention_backend: str = "auto"
     moe_backend: str = "auto"
+    kernels: str = "auto"
     cuda_graph_bs: list[int] | None = None
     cuda_graph_max_bs: int | None = None
     page_size: int = 1
@@ -106,3 +111,23 @@ class EngineConfig:
     def distributed_addr(self) -> str:
         """Where the ranks of one engine find each other."""
         return f"tcp://127.0.0.1:{self.distributed_port}"
+
+
+def check_ranks(size: int, model: ModelConfig) -> None:
+    """Refuse, with ValueError, a number of ranks that can't share the model; say which can.
+
+    Query heads and the MLPs' inner size are divided evenly, and so are KV heads, unless there are
+    fewer than ranks: then an equal number of ranks holds each of them (`div_even`).
+    """
+    inner = model.moe_intermediate_size if model.is_moe else model.intermediate_size
+
+    def would_do(n: int) -> bool:
+        kv = model.num_kv_heads
+        return model.num_qo_heads % n == inner % n == 0 and (kv % n == 0 or n % kv == 0)
+
+    if not would_do(size):
+        sizes = ", ".join(str(n) for n in range(1, model.num_qo_heads + 1) if would_do(n))
+        raise ValueError(
+            f"{size} ranks can't share {model.num_qo_heads} query heads, {model.num_kv_heads} KV "
+            f"heads and an intermediate size of {inner}; numbers of ranks that would do: {sizes}"
+        )

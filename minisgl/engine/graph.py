@@ -1,24 +1,24 @@
 """Graphs for decode: record a pass once per batch size, replay it for nothing.
 
-On a GPU with CUDA graphs. On a CPU only if a later file, `engine/graph_cpu.py`, is there; else all
-that is left is `pad_batch`, which then pads nothing. Official counterpart: `engine/graph.py`. The
-code for CUDA was written with care and has not been run by this course's tests, which have no GPU.
+On a GPU with CUDA graphs. On a CPU with what the optional `minisgl.kernel.cpu.graph` makes; else
+all that is left is `pad_batch`, which then pads nothing. Official counterpart: `engine/graph.py`.
+The code for CUDA was written with care and has not been run by this course's tests.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from minisgl.core import Batch, Req, get_global_ctx
+from minisgl.layers import BaseOP
 from minisgl.utils.device import NullStream, is_cuda
+from minisgl.utils.registry import import_optional
 
 if TYPE_CHECKING:
     from minisgl.attention.base import BaseAttnBackend
@@ -102,43 +102,11 @@ class CUDARecorder:
 
 
 def _make_recorder(device: torch.device, stream: torch.cuda.Stream | NullStream) -> Recorder | None:
-    """What records on this device; None on a CPU, unless `engine/graph_cpu.py` exists."""
+    """What records on this device; None on a CPU without the optional module."""
     if is_cuda(device):
         return CUDARecorder(stream)
-    if False:
-        return None
-    return cast("Recorder", import_module("minisgl.kernel.cpu.graph").CPURecorder())
-
-
-def _forward_into(model: BaseLLMModel, logits: torch.Tensor) -> None:
-    """The pass that is recorded: its result has to stand at a fixed address, too."""
-    logits.copy_(model.forward())
-
-
-def _capture_graphs(
-    runner: GraphRunner,
-    sizes: list[int],
-    max_seq_len: int,
-    model: BaseLLMModel,
-    record: Recorder,
-) -> dict[int, Recording]:
-    """Record one decode pass for each size, the largest first: the smaller reuse its memory.
-
-    Empty if `record` says of one that it can't be recorded.
-    """
-    graphs: dict[int, Recording] = {}
-    runner.attn_backend.init_capture_graph(max_seq_len=max_seq_len, bs_list=sizes)
-    for bs in reversed(sizes):
-        batch = Batch(reqs=[runner.dummy_req] * bs, phase="decode")
-        batch.padded_reqs = batch.reqs
-        runner.buffer.set_batch(batch)
-        runner.attn_backend.prepare_for_capture(batch)
-        with get_global_ctx().forward_batch(batch), torch.inference_mode():
-            recording = record(partial(_forward_into, model, runner.buffer.logits[:bs]))
-        if recording is None:
-            return {}
-        graphs[bs] = recording
-    return graphs
+    on_cpu = import_optional("minisgl.kernel.cpu.graph")
+    return on_cpu.CPURecorder() if on_cpu else None
 
 
 class GraphRunner:
@@ -160,13 +128,35 @@ class GraphRunner:
         self.attn_backend, self.dummy_req = attn_backend, dummy_req
         self.graphs: dict[int, Recording] = {}
         self.graph_bs_list: list[int] = []  # the recorded sizes, rising
+        self.weights: list[tuple[BaseOP, str, Any]] = []  # those that the recordings read
         record = _make_recorder(device, stream) if attn_backend.supports_cuda_graph else None
-        if record is not None:
-            sizes = _determine_cuda_graph_bs(cuda_graph_bs, cuda_graph_max_bs, free_memory)
-            if sizes:
-                self.buffer = GraphCaptureBuffer.init(sizes[-1], vocab_size, device)
-                self.graphs = _capture_graphs(self, sizes, max_seq_len, model, record)
-                self.graph_bs_list = sorted(self.graphs)
+        sizes = _determine_cuda_graph_bs(cuda_graph_bs, cuda_graph_max_bs, free_memory)
+        if record is not None and sizes:
+            self.buffer = GraphCaptureBuffer.init(sizes[-1], vocab_size, device)
+            self.graphs = self._capture_graphs(max_seq_len, sizes, model, record)
+            self.graph_bs_list = sorted(self.graphs)
+            self.weights = list(_weights(model))
+
+    def _capture_graphs(
+        self, max_seq_len: int, sizes: list[int], model: BaseLLMModel, record: Recorder
+    ) -> dict[int, Recording]:
+        """Record one decode pass for each size, the largest first: the smaller reuse its memory.
+
+        Empty if `record` says of one that it can't be recorded.
+        """
+        graphs: dict[int, Recording] = {}
+        self.attn_backend.init_capture_graph(max_seq_len=max_seq_len, bs_list=sizes)
+        for bs in reversed(sizes):
+            batch = Batch(reqs=[self.dummy_req] * bs, phase="decode")
+            batch.padded_reqs = batch.reqs
+            self.buffer.set_batch(batch)
+            self.attn_backend.prepare_for_capture(batch)
+            with get_global_ctx().forward_batch(batch), torch.inference_mode():
+                recording = record(partial(_forward_into, model, self.buffer.logits[:bs]))
+            if recording is None:
+                return {}
+            graphs[bs] = recording
+        return graphs
 
     def can_use_cuda_graph(self, batch: Batch) -> bool:
         """Whether a recording fits; never for a prefill."""
@@ -179,6 +169,15 @@ class GraphRunner:
             fitting = self.graph_bs_list[bisect_left(self.graph_bs_list, batch.size)]
             padding = fitting - batch.size
         batch.padded_reqs = batch.reqs + [self.dummy_req] * padding
+
+    def can_replay(self, batch: Batch) -> bool:
+        """Whether there is a recording of this padded batch, with the weights that count now.
+
+        If some weight was replaced since, all recordings are forgotten.
+        """
+        if any(vars(layer)[name] is not weight for layer, name, weight in self.weights):
+            self.destroy_cuda_graphs()
+        return self.can_use_cuda_graph(batch) and batch.padded_size in self.graphs
 
     def replay(self, batch: Batch) -> torch.Tensor:
         """The logits of a padded decode batch, `[batch.size, vocab_size]`, from its recording.
@@ -193,4 +192,18 @@ class GraphRunner:
     def destroy_cuda_graphs(self) -> None:
         """Forget the recordings. They must be gone before a process group that they use is."""
         self.graphs.clear()
-        self.graph_bs_list = []
+        self.graph_bs_list, self.weights = [], []
+
+
+def _forward_into(model: BaseLLMModel, logits: torch.Tensor) -> None:
+    """The pass that is recorded: its result has to stand at a fixed address, too."""
+    logits.copy_(model.forward())
+
+
+def _weights(layer: BaseOP) -> Iterator[tuple[BaseOP, str, Any]]:
+    """Each weight with the layer that holds it, and its name there."""
+    for name, part in layer._parts():
+        if isinstance(part, BaseOP):
+            yield from _weights(part)
+        else:
+            yield layer, name, part

@@ -63,7 +63,8 @@ def draw_index(weights: torch.Tensor) -> torch.Tensor:
     """
     ends = weights.double().cumsum(dim=-1)
     place = torch.rand_like(ends[:, -1:]) * ends[:, -1:]
-    return torch.searchsorted(ends, place, right=True)
+    drawn = torch.searchsorted(ends, place, right=True)
+    return drawn.clamp_(max=weights.shape[1] - 1)  # where a weight is not finite
 
 
 ARGMAX_TEMPERATURE = 1e-4  # at or below it, a row is answered by argmax

@@ -54,7 +54,7 @@ def keep_as_loaded(weight: torch.Tensor, name: str, shared: bool) -> torch.Tenso
 @SUPPORTED_KERNELS.register("torch")
 def create_torch_kernels() -> Kernels:
     """The references in PyTorch, for any device."""
-    store = import_optional("minisgl.kernel.store")  # comes with the KV pool
+    store: Any = import_optional("minisgl.kernel.store")  # comes with the KV pool, None before
     return Kernels(
         name="torch",
         pack=keep_as_loaded,
@@ -62,7 +62,7 @@ def create_torch_kernels() -> Kernels:
         add_rmsnorm=fused_add_rmsnorm,
         silu_and_mul=silu_and_mul,
         rope=apply_rope_with_cos_sin_cache,
-        store_cache=getattr(store, "store_cache", None),
+        store_cache=store and store.store_cache,
     )
 
 
@@ -91,4 +91,6 @@ def use_kernels(name: str) -> None:
 
 def get_kernels() -> Kernels:
     """The table that `use_kernels` chose; "torch" until somebody chooses."""
-    return _CHOSEN or create_torch_kernels()
+    kernels = _CHOSEN or create_torch_kernels()
+    assert kernels is not None, "the references run everywhere"
+    return kernels

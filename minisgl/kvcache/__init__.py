@@ -23,15 +23,6 @@ if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
 
 
-class CacheManagerCreator(Protocol):
-    """Makes a prefix cache whose slots are named by tensors on `device`."""
-
-    def __call__(self, device: torch.device) -> BasePrefixCache: ...
-
-
-SUPPORTED_CACHE_MANAGER = Registry[CacheManagerCreator]("prefix cache")
-
-
 def create_kvcache_pool(
     model_config: ModelConfig,
     num_pages: int,
@@ -51,6 +42,17 @@ def create_kvcache_pool(
         dtype=dtype,
         device=device,
     )
+
+
+class CacheManagerCreator(Protocol):
+    """Makes a prefix cache whose slots are named by tensors on `device`."""
+
+    def __call__(self, device: torch.device) -> BasePrefixCache: ...
+
+
+SUPPORTED_CACHE_MANAGER = Registry[CacheManagerCreator](
+    "prefix cache", optional=("minisgl.kvcache.radix_cache",)
+)
 
 
 @SUPPORTED_CACHE_MANAGER.register("naive")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from minisgl.distributed.info import get_tp_info
-from minisgl.kernel.store import store_cache
+from minisgl.kernel.table import get_kernels
 from minisgl.kvcache.base import BaseKVCachePool
 from minisgl.utils.misc import div_even
 
@@ -42,6 +42,7 @@ class MHAKVCache(BaseKVCachePool):
         k_slots, v_slots = self._kv_buffer.view(2, num_layers, -1, local_kv_heads, head_dim)
         self._slots = list(zip(k_slots, v_slots, strict=True))  # of each layer, made once
         self.num_pages, self.page_size = num_pages, page_size
+        self._store_cache = get_kernels().store_cache
 
     def k_cache(self, index: int) -> torch.Tensor:
         return self._kv_buffer[0, index]
@@ -52,7 +53,7 @@ class MHAKVCache(BaseKVCachePool):
     def store_kv(
         self, k: torch.Tensor, v: torch.Tensor, out_loc: torch.Tensor, layer_id: int
     ) -> None:
-        store_cache(*self._slots[layer_id], out_loc, k, v)
+        self._store_cache(*self._slots[layer_id], out_loc, k, v)
 
     @property
     def device(self) -> torch.device:

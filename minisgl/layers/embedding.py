@@ -70,6 +70,21 @@ class ParallelLMHead(VocabParallelEmbedding):
         if tied_embedding is not None:
             del self.weight
 
+    def post_load(self, prefix: str = "") -> None:
+        """Pack the weight; of a tied table, which stays as it is, keep what was made of it."""
+        name = _concat_prefix(prefix, "weight")
+        if self._tied_embedding is None:
+            self.weight = self._kernels.pack(self.weight, name, False)
+        else:
+            table = self._tied_embedding.weight
+            packed = self._kernels.pack(table, name, True)
+            self._packed = None if packed is table else packed
+
+    @property
+    def nbytes(self) -> int:
+        """As in every layer; of a tied head what was made of the table, and not the table."""
+        return super().nbytes + (0 if self._packed is None else self._packed.nbytes)
+
     @nvtx_annotate("LMHead")
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map hidden states `[num_tokens, embedding_dim]` to logits `[rows, num_embeddings]`.
@@ -88,18 +103,3 @@ class ParallelLMHead(VocabParallelEmbedding):
             return logits
         parts = self._comm.all_gather(logits).chunk(self._tp_size, dim=0)
         return torch.cat(parts, dim=-1)[:, : self.num_embeddings]
-
-    def post_load(self, prefix: str = "") -> None:
-        """Pack the weight; of a tied table, which stays as it is, keep what was made of it."""
-        name = _concat_prefix(prefix, "weight")
-        if self._tied_embedding is None:
-            self.weight = self._kernels.pack(self.weight, name, False)
-        else:
-            table = self._tied_embedding.weight
-            packed = self._kernels.pack(table, name, True)
-            self._packed = None if packed is table else packed
-
-    @property
-    def nbytes(self) -> int:
-        """As in every layer; of a tied head what was made of the table, and not the table."""
-        return super().nbytes + (0 if self._packed is None else self._packed.nbytes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from minisgl.models.register import assert_supported
+from minisgl.models.register import SUPPORTED_MODELS
 from minisgl.utils.logger import init_logger
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def _refuse_unsupported(config: PretrainedConfig) -> None:
     """
     architectures = getattr(config, "architectures", None) or []
     if architectures:
-        assert_supported(architectures[0])
+        SUPPORTED_MODELS.assert_supported(architectures[0])
     if getattr(config, "quantization_config", None):
         raise ValueError("quantized checkpoints are not supported; take the unquantized model")
     if getattr(config, "mlp_bias", False):

@@ -81,11 +81,3 @@ class LlamaForCausalLM(BaseLLMModel):
     def forward(self) -> torch.Tensor:
         """Logits `[batch size, vocab_size]` for the batch of the global context."""
         return self.lm_head.forward(self.model.forward(get_global_ctx().batch.input_ids))
-
-
-class Qwen2ForCausalLM(LlamaForCausalLM):
-    """Qwen2 and Qwen2.5: the q/k/v projections have biases."""
-
-
-class Qwen3ForCausalLM(LlamaForCausalLM):
-    """Qwen3: q and k are normalized per head before they are rotated."""

@@ -12,10 +12,9 @@ from minisgl.layers import (
     LinearQKVMerged,
     LinearRowParallel,
     RMSNorm,
-    gelu_and_mul,
-    silu_and_mul,
 )
-from minisgl.models.register import import_later
+from minisgl.layers.activation import get_activation
+from minisgl.models.register import moe_module
 from minisgl.utils import nvtx_annotate
 
 if TYPE_CHECKING:
@@ -56,19 +55,13 @@ class RopeAttn(BaseOP):
         return self.o_proj.forward(self.attn.forward(self.qkv_proj.forward(x)))
 
 
-ACTIVATIONS = {"silu": silu_and_mul, "gelu": gelu_and_mul}
-
-
 class GatedMLP(BaseOP):
     """`down(act(gate(x)) * up(x))`, with gate and up as one product."""
 
     def __init__(self, config: ModelConfig) -> None:
-        if config.hidden_act not in ACTIVATIONS:
-            known = ", ".join(ACTIVATIONS)
-            raise ValueError(f"unknown activation {config.hidden_act!r}; supported: {known}")
         hidden, inner = config.hidden_size, config.intermediate_size
+        self.act_fn = get_activation(config.hidden_act)
         self.gate_up_proj = LinearColParallelMerged(hidden, [inner, inner], has_bias=False)
-        self.act_fn = ACTIVATIONS[config.hidden_act]
         self.down_proj = LinearRowParallel(inner, hidden, has_bias=False)
 
     @nvtx_annotate("MLP")
@@ -78,13 +71,8 @@ class GatedMLP(BaseOP):
 
 
 def make_mlp(config: ModelConfig) -> BaseOP:
-    """The MLP that the config asks for: dense, or the mixture of experts of a later chapter.
+    """The MLP that the config asks for: dense, or `MoEMLP(config)` of the module for experts.
 
-    The latter is `MoEMLP(config)` of minisgl.models.qwen3_moe. Raises NotImplementedError for it
-    until that file is there.
+    Raises ValueError for experts where that module doesn't exist (see `moe_module`).
     """
-    if not config.is_moe:
-        return GatedMLP(config)
-    module = import_later("minisgl.models.qwen3_moe", f"an MLP of {config.num_experts} experts")
-    mlp: BaseOP = module.MoEMLP(config)
-    return mlp
+    return moe_module().MoEMLP(config) if config.is_moe else GatedMLP(config)

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from minisgl.distributed.info import get_tp_info
 from minisgl.models.config import ModelConfig
-from minisgl.models.register import import_later
+from minisgl.models.register import moe_module
 from minisgl.utils.hf import cached_load_hf_config, download_hf_weight, read_json
 from minisgl.utils.logger import init_logger
 from minisgl.utils.misc import div_ceil, div_even
@@ -229,8 +229,8 @@ def load_weight(
     One tensor of the checkpoint is read at a time, cut for this rank, put on `device`, and passed
     on at once unless it must wait in `buffer` for the others that it is merged with. What is
     yielded is the caller's own memory: the file may change or go afterwards. If the config has
-    experts, all of it goes through `stack_experts(weights, config)` of minisgl.models.qwen3_moe, a
-    generator that takes these pairs and yields those of the model (see `import_later`).
+    experts, all of it goes through `stack_experts(weights, config)` of the module for them (see
+    `moe_module`), a generator that takes these pairs and yields those of the model.
 
     Raises FileNotFoundError or ValueError, naming the file or tensor, for a folder that can't be
     loaded: before the first tensor if its files show it, at the end for parts that never came.
@@ -239,6 +239,5 @@ def load_weight(
     folder = Path(download_hf_weight(model_path))
     weights = _merged_weights(folder, device, config, MergeBuffer() if buffer is None else buffer)
     if config.is_moe:
-        experts = import_later("minisgl.models.qwen3_moe", "loading experts")
-        weights = experts.stack_experts(weights, config)
+        weights = moe_module().stack_experts(weights, config)
     yield from weights

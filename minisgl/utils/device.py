@@ -8,12 +8,15 @@ does nothing, so that the engine is written once. (The official code is CUDA onl
 from __future__ import annotations
 
 import ctypes
-import os
+import io
+import math
 import sys
+import warnings
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, redirect_stderr
 from pathlib import Path
 
+import loky
 import psutil
 import torch
 
@@ -100,60 +103,40 @@ def make_device_tensor(data: Sequence, dtype: torch.dtype, device: torch.device)
     return pin(torch.tensor(data, dtype=dtype), device).to(device, non_blocking=True)
 
 
-def _cgroup_folders(controller: str) -> list[Path]:
-    """The control-group folders that bind this process: its own and all above it (Linux only).
+def physical_cores() -> int:
+    """The cores this process may use, at least 1: hyperthreads count once, a quota rounds up.
 
-    Version 2 has one tree, version 1 a tree for each controller ("cpu", "memory").
+    Affinity and the container's quota count; `LOKY_MAX_CPU_COUNT` is a further limit. Where a
+    machine doesn't say which CPUs share a core, each counts, and nothing is printed about it.
     """
-    table = Path("/proc/self/cgroup")
+    with warnings.catch_warnings(action="ignore"), redirect_stderr(io.StringIO()):
+        return loky.cpu_count(only_physical_cores=True)
+
+
+def _memory_groups() -> list[Path]:
+    """The folders of the control groups that limit this process: its own and all above it."""
+    table = Path("/proc/self/cgroup")  # Linux only
+    lines = table.read_text(encoding="utf-8").splitlines() if table.exists() else []
     folders: list[Path] = []
-    for line in table.read_text(encoding="utf-8").splitlines() if table.exists() else []:
-        _, controllers, path = line.split(":", 2)
-        if not controllers or controller in controllers.split(","):
-            root = Path("/sys/fs/cgroup", controller if controllers else "")
-            own = root / path.lstrip("/")
-            folders += [own, *(above for above in own.parents if above.is_relative_to(root))]
+    for _, controller, path in (line.split(":", 2) for line in lines):
+        if controller in ("", "memory"):  # version 2 has one tree, version 1 one per controller
+            own = Path("/sys/fs/cgroup", controller, path.lstrip("/"))
+            folders += [own, *own.parents]
     return folders
 
 
-def _numbers(path: Path) -> list[int]:
-    """The whole numbers in a small file; none if it cannot be read. "max" counts as no number."""
-    try:
-        words = path.read_text(encoding="utf-8").split()
-    except OSError:
-        return []
-    return [int(word) for word in words if word.lstrip("-").isdigit()]
-
-
-def _cpu_quota() -> float:
-    """How many CPUs' worth of time the container may use; infinity without a quota.
-
-    A quota is microseconds of time per period: the two numbers of `cpu.max` (version 2), or those
-    of `cpu.cfs_quota_us` and `cpu.cfs_period_us` (version 1, where -1 stands for none). It binds
-    all folders below its own, so the smallest counts.
-    """
-    quotas = [float("inf")]
-    for folder in _cgroup_folders("cpu"):
-        v2 = _numbers(folder / "cpu.max")  # "200000 100000" or "max 100000"
-        v1 = _numbers(folder / "cpu.cfs_quota_us") + _numbers(folder / "cpu.cfs_period_us")
-        quotas += [q[0] / q[1] for q in (v2, v1) if len(q) == 2 and q[0] > 0]
-    return min(quotas)
-
-
-def physical_cores() -> int:
-    """The cores this process may use, at least 1: hyperthreads count once; a quota rounds down.
-
-    On Linux the CPUs are those of `os.sched_getaffinity(0)`; two are threads of one core if the
-    same text stands in their `/sys/devices/system/cpu/cpuN/topology/thread_siblings_list` (without
-    such a file a CPU counts as a core). Elsewhere psutil knows how many cores there are.
-    """
-    if hasattr(os, "sched_getaffinity"):
-        topology = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
-        files = {cpu: Path(topology.format(cpu)) for cpu in os.sched_getaffinity(0)}
-        cores = len({f.read_text("utf-8") if f.exists() else str(c) for c, f in files.items()})
-    else:
-        cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
-    return max(1, int(min(cores, _cpu_quota())))
+def _left(group: Path) -> float:
+    """Bytes left of a control group's limit, where the file cache is free; infinity without one."""
+    for limit, used in ("max", "current"), ("limit_in_bytes", "usage_in_bytes"):  # version 2, 1
+        try:
+            files = [group / f"memory.{name}" for name in (limit, used, "stat")]
+            *sizes, stat = (file.read_text(encoding="utf-8") for file in files)
+            cache = dict(line.split() for line in stat.splitlines())
+            droppable = int(cache.get("total_inactive_file", cache.get("inactive_file", 0)))
+            return int(sizes[0]) - int(sizes[1]) + droppable
+        except (OSError, ValueError):  # no such file, or the word "max"
+            continue
+    return math.inf
 
 
 def get_free_memory(device: torch.device) -> int:
@@ -164,13 +147,8 @@ def get_free_memory(device: torch.device) -> int:
     """
     if is_cuda(device):
         return torch.cuda.mem_get_info(device)[0]
-    free = [psutil.virtual_memory().available]
-    for folder in _cgroup_folders("memory"):
-        limit = _numbers(folder / "memory.max") + _numbers(folder / "memory.limit_in_bytes")
-        used = _numbers(folder / "memory.current") + _numbers(folder / "memory.usage_in_bytes")
-        if limit and used:
-            free.append(limit[0] - used[0] + _droppable(folder / "memory.stat"))
-    return max(0, min(free))
+    free = [psutil.virtual_memory().available, *map(_left, _memory_groups())]
+    return max(0, int(min(free)))
 
 
 def release_freed_memory() -> None:
@@ -182,12 +160,3 @@ def release_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
-
-
-def _droppable(stat: Path) -> int:
-    """Bytes of the file cache that the kernel gives back first, from a cgroup's memory.stat."""
-    try:
-        rows = dict(row.split() for row in stat.read_text(encoding="utf-8").splitlines())
-    except (OSError, ValueError):
-        return 0
-    return int(rows.get("total_inactive_file", rows.get("inactive_file", 0)))

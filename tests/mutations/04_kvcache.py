@@ -104,7 +104,7 @@ CHANGES = [
     Change(
         "the page table holds page numbers, not locations",
         CACHE,
-        "PageAllocator._page_to_token",
+        "CacheManager._page_to_token",
         "(pages[:, None] * self.page_size + offsets)",
         "(pages[:, None] + 0 * offsets)",
         "check_worked_numbers",
@@ -113,7 +113,7 @@ CHANGES = [
     Change(
         "a page begins one slot late",
         CACHE,
-        "PageAllocator._page_to_token",
+        "CacheManager._page_to_token",
         "torch.arange(self.page_size,",
         "torch.arange(1, self.page_size + 1,",
         "check_worked_numbers",
@@ -122,7 +122,7 @@ CHANGES = [
     Change(
         "the slots of two pages are interleaved",
         CACHE,
-        "PageAllocator._page_to_token",
+        "CacheManager._page_to_token",
         "(pages[:, None] * self.page_size + offsets).flatten()",
         "(pages * self.page_size + offsets[:, None]).flatten()",
         "check_worked_numbers",
@@ -140,7 +140,7 @@ CHANGES = [
     Change(
         "only the first page comes back",
         CACHE,
-        "PageAllocator._free",
+        "CacheManager._free",
         "indices[:: self.page_size] // self.page_size",
         "indices[:1] // self.page_size",
         "check_random_life",
@@ -149,7 +149,7 @@ CHANGES = [
     Change(
         "each slot gives its page back, not each page once",
         CACHE,
-        "PageAllocator._free",
+        "CacheManager._free",
         "indices[:: self.page_size] // self.page_size",
         "indices // self.page_size",
         "check_random_life",
@@ -204,7 +204,7 @@ CHANGES = [
     Change(
         "a lazy region gives back at once",
         CACHE,
-        "PageAllocator._free",
+        "CacheManager._free",
         "if self._freed_later is None:",
         "if True:",
         "check_pages_cut_short",
@@ -336,7 +336,7 @@ CHANGES = [
     Change(
         "an error in a lazy region loses what was freed",
         CACHE,
-        "PageAllocator.lazy_free_region",
+        "CacheManager.lazy_free_region",
         "        try:\n"
         "            yield\n"
         "        finally:\n"
