@@ -5,6 +5,7 @@ No official counterpart: there, kernels for GPUs do this.
 
 from __future__ import annotations
 
+from minisgl.kernel.cpu.compile import find_compiler
 from minisgl.kernel.cpu.linear import native_linear
 from minisgl.kernel.cpu.small import (
     native_add_rmsnorm,
@@ -12,7 +13,6 @@ from minisgl.kernel.cpu.small import (
     native_silu_and_mul,
     native_store_cache,
 )
-from minisgl.kernel.cpu.compile import find_compiler
 from minisgl.kernel.table import SUPPORTED_KERNELS, Kernels, keep_as_loaded
 
 

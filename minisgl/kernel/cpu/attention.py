@@ -35,7 +35,8 @@ PART_C = r"""
 static void part_TYPE(const TYPE *q, const TYPE *k, const TYPE *v, const int32_t *slots, int64_t n,
                       int64_t kv_heads, int64_t group, int64_t d, float *scratch) {
   int64_t heads = kv_heads * group, width = kv_heads * d, row = (n + LANES - 1) / LANES * LANES;
-  float scale = 1.0f / sqrtf((float)d), *max = scratch, *mass = max + heads, *out = mass + heads, *scores = out + heads * d;
+  float *max = scratch, *mass = max + heads, *out = mass + heads, *scores = out + heads * d;
+  float scale = 1.0f / sqrtf((float)d);
   for (int64_t p = 0; p < n; p++) {
     const TYPE *key = k + slots[p] * width;
     if (p + AHEAD < n) prefetch(k + slots[p + AHEAD] * width, width * sizeof(TYPE));
@@ -110,7 +111,7 @@ SMALLEST_PART, LARGEST_PART = 32, 256  # tokens of one request that a thread tak
 @cache
 def attend_functions() -> dict[torch.dtype, Any]:
     """`attend_TYPE` for each dtype of the pool; empty where C can't be compiled."""
-    pieces = (COMMON_C, EXP_C, SOFTMAX_C, PART_C, ATTEND_C)
+    pieces = (*COMMON_C, EXP_C, SOFTMAX_C, PART_C, ATTEND_C)
     letters = {f"attend_{name}": "aaaaaaaassssssn" for name in TYPES}
     library = load_jit(*pieces, file=__file__, **letters)
     if library is None:
@@ -182,14 +183,10 @@ class PagedDecodePlan:
         return out.to(q.dtype)
 
 
-
-
 class FixedDecodePlan(PagedDecodePlan):
     """A plan at addresses that don't change, for `bs` requests of up to `width` tokens each."""
 
-    def __init__(
-        self, bs: int, width: int, num_qo_heads: int, head_dim: int, threads: int
-    ) -> None:
+    def __init__(self, bs: int, width: int, num_qo_heads: int, head_dim: int, threads: int) -> None:
         most = bs + max(threads, bs * -(-width // LARGEST_PART))  # parts of any plan, or more
         self.hold(
             torch.zeros(bs, width, dtype=torch.int32, device="cpu"),

@@ -58,7 +58,7 @@ static inline __attribute__((always_inline)) void gemm_TYPE(
 }
 """
 
-LINEAR_C = r"""
+PACK_C = r"""
 /* x as words: row after row, or in blocks in which the words of one column lie together. */
 static void pack_TYPE(const TYPE *x, word *to, int64_t n, int64_t in) {
   int64_t words = in / PER_TYPE, rows = (n + LANES - 1) / LANES * LANES;
@@ -71,7 +71,10 @@ static void pack_TYPE(const TYPE *x, word *to, int64_t n, int64_t in) {
         to[(r / BLOCK * words + k) * BLOCK + r % BLOCK] =
             r < n ? word_TYPE(x + r * in + k * PER_TYPE) : 0;
 }
+"""
 
+LINEAR_C = r"""
+/* All of x with one strip of the weight: a whole tile of its rows, or a single one. */
 static inline __attribute__((always_inline)) void strip_TYPE(
     const word *x, const TYPE *w, const TYPE *bias, TYPE *y, int64_t n, int64_t in, int64_t out,
     int whole) {
@@ -109,17 +112,16 @@ int linear_TYPE(const TYPE *x, word *scratch, const TYPE *w, const TYPE *bias, T
 }
 """
 
-TILES_C = r"""
-#ifdef __AMX_BF16__
+AMX_C = r"""
+#if defined(__linux__) && defined(__AMX_BF16__) && defined(__AVX512BF16__)
 #include <sys/syscall.h>
 #include <unistd.h>
+#define TILES 1
 
-int has_tiles(void) { /* Linux lets a process use them once it has asked */
-  static int answer = -1;
-  if (answer < 0) answer = syscall(SYS_arch_prctl, 0x1023, 18) == 0; /* ARCH_REQ_XCOMP_PERM */
-  return answer;
+static int allowed_tiles(void) { /* Linux lets a process use them once it has asked */
+  return syscall(SYS_arch_prctl, 0x1023, 18) == 0; /* ARCH_REQ_XCOMP_PERM, for tile data */
 }
-static void use_tiles(void) { /* eight tiles of sixteen rows of 64 bytes */
+static void configure_tiles(void) { /* eight tiles of sixteen rows of 64 bytes */
   struct __attribute__((packed)) {
     uint8_t palette, start, zero[14];
     uint16_t bytes[16];
@@ -128,13 +130,25 @@ static void use_tiles(void) { /* eight tiles of sixteen rows of 64 bytes */
   for (int i = 0; i < 8; i++) config.bytes[i] = 64, config.rows[i] = 16;
   _tile_loadconfig(&config);
 }
+/* Columns of c are rows of y. */
 static void put_tile(float (*c)[16], const bfloat16 *bias, bfloat16 *y, int64_t n, int64_t out) {
-  for (int64_t r = 0; r < n; r++) {
+  for (int64_t r = 0; r < n && r < 16; r++) {
     vec v;
     for (int j = 0; j < 16; j++) v[j] = c[j][r];
     store_bfloat16(y + r * out, bias ? v + load_bfloat16(bias) : v);
   }
 }
+#else
+#define TILES 0
+static int allowed_tiles(void) { return 0; }
+#endif
+int has_tiles(void) { return allowed_tiles(); }
+int has_bfloat16(void) { return PER_bfloat16 == 2; }
+"""
+
+TILES_C = r"""
+#if TILES
+/* 32 rows of the weight, and one or two sixteens of rows of x. */
 static inline __attribute__((always_inline)) void tiles_bfloat16(
     const word *x, const bfloat16 *w, const bfloat16 *bias, bfloat16 *y, int64_t n, int64_t in,
     int64_t out, int vectors) {
@@ -159,17 +173,22 @@ static inline __attribute__((always_inline)) void tiles_bfloat16(
   _tile_stored(1, c[1], 64);
   _tile_stored(2, c[2], 64);
   _tile_stored(3, c[3], 64);
-  for (int i = 0; i < 2 * vectors; i++)
-    put_tile(c[i], bias ? bias + i % 2 * 16 : bias, y + i / 2 * 16 * out + i % 2 * 16,
-             n - i / 2 * 16 < 16 ? n - i / 2 * 16 : 16, out);
+  for (int i = 0; i < 2 * vectors; i++) {
+    int64_t r = i / 2 * 16, o = i % 2 * 16;
+    put_tile(c[i], bias ? bias + o : bias, y + r * out + o, n - r, out);
+  }
 }
+#endif
+"""
 
+LINEAR_TILES_C = r"""
+#if TILES
 int linear_tiles(const bfloat16 *x, word *scratch, const bfloat16 *w, const bfloat16 *bias,
                  bfloat16 *y, int64_t n, int64_t in, int64_t out, int threads) {
 #pragma omp parallel num_threads(threads)
   {
     pack_bfloat16(x, scratch, n, in);
-    use_tiles();
+    configure_tiles();
 #pragma omp for schedule(static)
     for (int64_t o = 0; o < out; o += 32)
       for (int64_t r = 0; r < n; r += BLOCK) {
@@ -183,7 +202,6 @@ int linear_tiles(const bfloat16 *x, word *scratch, const bfloat16 *w, const bflo
   return 1;
 }
 #else
-int has_tiles(void) { return 0; }
 int linear_tiles(void) { return 0; }
 #endif
 """
@@ -197,7 +215,7 @@ MOST_ROWS = 64  # for more, `F.linear` was as fast or faster on all processors t
 def _functions() -> dict[str, Callable[..., int]]:
     """What can be had here, by name; nothing where C can't be compiled."""
     letters = dict.fromkeys(("linear_float", "linear_bfloat16", "linear_tiles"), "aaaaasssn")
-    pieces = (COMMON_C, WORD_C, GEMV_C, GEMM_C, LINEAR_C, TILES_C)
+    pieces = (*COMMON_C, WORD_C, GEMV_C, GEMM_C, PACK_C, LINEAR_C, AMX_C, TILES_C, LINEAR_TILES_C)
     library = load_jit(*pieces, file=__file__, **letters, has_bfloat16="", has_tiles="")
     if library is None:
         return {}
@@ -218,13 +236,13 @@ def _fits(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> b
     return same and x.dtype in TYPES.values()
 
 
-def _many_rows(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
+def _many_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """`F.linear`, but in float32 where it would multiply bfloat16 without instructions for it."""
     wide = x.is_cpu and x.dtype == weight.dtype == torch.bfloat16
     if wide and _functions() and not _functions()["has_bfloat16"]():
-        return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
+        return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(
+            x.dtype
+        )
     return F.linear(x, weight, bias)
 
 
