@@ -32,7 +32,6 @@ import torch  # noqa: E402
 import course  # noqa: E402
 from minisgl.distributed import DistributedInfo  # noqa: E402
 from minisgl.engine import Engine, EngineConfig  # noqa: E402
-
 from minisgl.utils.device import physical_cores  # noqa: E402
 from tests.hand_driven import Driver  # noqa: E402
 
