@@ -8,6 +8,7 @@ It changes pages while they are built, never the notebooks:
 * a picture of ours (:mod:`course.draw`) stands in the page itself instead of in an image file, so
   that it follows the reader's theme and its linked parts work;
 * a widget becomes a few lines of HTML with all its pictures (:mod:`course.players`);
+* an answer is one fold: its words, its code, and what the code prints;
 * names of the package lead to where they are built, terms to the glossary (:mod:`course.names`);
 * formulas are MathML, which needs no script;
 * pages load less: no FontAwesome script (icons come from the theme's font);
@@ -73,9 +74,9 @@ class BuildCaptions(SphinxTransform):
             for piece in cell_source.pieces:
                 if piece.goes_on:  # the name becomes a link once all pages are known
                     members = ", ".join(name for m in piece.members for name in m.names)
-                    caption += nodes.Text(" · ")
-                    caption += nodes.literal("", piece.names[0], goes_on=(path, piece.names[0]))
-                    caption += nodes.inline("", f" goes on: {members}", classes=["build-verb"])
+                    name = nodes.literal("", piece.names[0], goes_on=(path, piece.names[0]))
+                    said = nodes.inline("", f" goes on: {members}", classes=["build-verb"])
+                    caption += nodes.inline("", "", nodes.Text(" · "), name, said)
             index = code.parent.index(code)
             code.parent.insert(index, caption)
 
@@ -114,6 +115,89 @@ class LabeledBoxes(SphinxTransform):
                 if slug == DIFFERENCE and slug not in taken:
                     taken.add(slug)
                     quote["ids"].append(slug)
+
+
+class OneFold(SphinxTransform):
+    """Fold the cell after an answer's words with them: its output gives the answer away.
+
+    In a notebook the words are `<details>…</details>` in a Markdown cell, and the code is the next
+    cell, whose input is folded. The end of the fold moves behind that cell, whose code and output
+    are then plain within it.
+    """
+
+    default_priority = 402
+
+    def apply(self, **_: Any) -> None:
+        for cell in list(self.document.findall(lambda n: _of_element(n, "cell_code"))):
+            assert isinstance(cell, nodes.Element)
+            parent = cell.parent
+            at = parent.index(cell)
+            end = parent[at - 1] if at else None
+            if not cell.get("hide_mode") or not _closes(end):
+                continue
+            assert end is not None
+            parent.remove(end)
+            parent.insert(parent.index(cell) + 1, end)
+            cell["hide_mode"] = None
+            cell["classes"].append("answer")
+
+
+class FoldedChecks(SphinxTransform):
+    """Fold the cells that hold the chapter's checks, under a line that says how many there are.
+
+    Neighbors share a fold. An exercise's check stays open: it stands beside the reader's attempt.
+    """
+
+    default_priority = 403
+
+    def apply(self, **_: Any) -> None:
+        cells = [n for n in self.document.findall(lambda n: _of_element(n, "cell_code"))]
+        group: list[nodes.Element] = []
+        for cell in cells:
+            assert isinstance(cell, nodes.Element)
+            if group and not (_is_checks(cell) and _follows(cell, group[-1])):
+                _fold(group)
+                group = []
+            if _is_checks(cell):
+                group.append(cell)
+        _fold(group)
+
+
+def _is_checks(cell: nodes.Element) -> bool:
+    """Whether a code cell defines or runs checks of the chapter, and nothing that is shown."""
+    text = "".join(block.astext() for block in cell.findall(nodes.literal_block))
+    defines = re.search(r"(?m)^def check_|^course\.run_checks\(", text)
+    return bool(defines) and "course.judge(" not in text and "build-cell" not in cell["classes"]
+
+
+def _follows(cell: nodes.Element, other: nodes.Element) -> bool:
+    """Whether nothing stands between two cells."""
+    parent = cell.parent
+    return other.parent is parent and parent.index(cell) == parent.index(other) + 1
+
+
+def _fold(cells: list[nodes.Element]) -> None:
+    """Put `<details>` around neighboring cells."""
+    if not cells:
+        return
+    text = "\n".join(block.astext() for c in cells for block in c.findall(nodes.literal_block))
+    count, passed = (len(re.findall(p, text, re.MULTILINE)) for p in (r"^def check_", r"^ok  "))
+    said = f"{count} check{'s' * (count != 1)}" if count else "The checks are run"
+    said += ": all pass" if passed >= max(count, 1) else ""
+    parent = cells[0].parent
+    begin = f'<details class="checks"><summary>{said}</summary>'
+    parent.insert(parent.index(cells[0]), nodes.raw("", begin, format="html"))
+    parent.insert(parent.index(cells[-1]) + 1, nodes.raw("", "</details>", format="html"))
+    for cell in cells:
+        cell["hide_mode"] = None
+
+
+def _closes(node: nodes.Node | None) -> bool:
+    return (
+        isinstance(node, nodes.raw)
+        and "html" in node.get("format", "")
+        and node.astext().strip() == "</details>"
+    )
 
 
 class InlinePictures(SphinxPostTransform):
@@ -184,9 +268,19 @@ MENDED: tuple[tuple[re.Pattern[str], str], ...] = (
     ),
     # Names for screen readers that hide the text which is there to be read.
     (re.compile(r'<summary aria-label="Toggle hidden content">'), "<summary>"),
+    # The theme's script marks an entry of the contents and forgets it at a jump; ours looks where
+    # the page is (course.js), under a name that the theme doesn't know.
+    (re.compile(r'id="pst-page-toc-nav"'), 'id="mg-contents"'),
     (re.compile(r'(<button class="btn search-button-field[^>]*) aria-label="Search"'), r"\1"),
 )
 """What is changed in the finished pages: pattern, replacement."""
+
+
+SEARCH_SCRIPTS = re.compile(
+    r'\s*<script src="[./]*(?:_static/searchtools|_static/language_data|searchindex)\.js[^>]*>'
+    r"</script>"
+)
+"""What is of use on the search page only: 215 KB, which the theme loads on each page."""
 
 
 def _mend_pages(app: Sphinx, error: Exception | None) -> None:
@@ -197,6 +291,8 @@ def _mend_pages(app: Sphinx, error: Exception | None) -> None:
         text = before = page.read_text(encoding="utf-8")
         for pattern, replacement in MENDED:
             text = pattern.sub(replacement, text)
+        if 'id="search-results"' not in text:
+            text = SEARCH_SCRIPTS.sub("", text)
         if text != before:
             page.write_text(text, encoding="utf-8")
 
@@ -232,12 +328,20 @@ def _add_local_launch(
             )
 
 
+def _add_search(app: Sphinx, pagename: str, *_: Any) -> None:
+    """What search has beyond Sphinx's, on the page where one searches."""
+    if pagename == "search":
+        app.add_js_file("search.js")
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Sphinx's hook."""
     # Jupyter Book always sets this one, also where its extension isn't loaded.
     app.add_config_value("comments_config", {}, "")
     app.add_transform(BuildCaptions)
     app.add_transform(LabeledBoxes)
+    app.add_transform(OneFold)
+    app.add_transform(FoldedChecks)
     app.add_post_transform(InlinePictures)
     pages.setup(app)
     app.add_post_transform(players.Players)
@@ -246,6 +350,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_css_file(players.STYLE_SHEET)
     app.connect("config-inited", _buttons)
     app.connect("html-page-context", _add_local_launch, priority=600)
+    app.connect("html-page-context", _add_search)
     app.add_html_math_renderer("mathml", (_visit_math, None), (_visit_math, None))
     app.connect("builder-inited", players.write_style_sheet)
     app.connect("builder-inited", names.load)

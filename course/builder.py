@@ -418,13 +418,14 @@ def _can_stay(old: Piece, new: Piece) -> bool:
     same = [member for member in new.members if member not in other]
     names = {name for member in other for name in member.names}
     come_or_go = {n for n in _attributes(old) ^ _attributes(new) if n.endswith("__")}
-    class_node = new.nodes[0]
-    assert isinstance(class_node, ast.ClassDef)
+    assert isinstance(new.nodes[0], ast.ClassDef)
+    decorators = [ast.unparse(node).partition("(")[0] for node in new.nodes[0].decorator_list]
     return not (
         any(not isinstance(node, Function) for member in other for node in member.nodes)
         or names & _MAKING
         or come_or_go & {"__eq__", "__hash__"}
-        or (come_or_go and class_node.decorator_list)  # a decorator looks which there are
+        or (come_or_go and decorators)  # a dataclass looks which there are
+        or {name.split(".")[-1] for name in decorators} - {"dataclass"}  # who else has the class?
         or names & {name for member in same for node in member.nodes for name in _read(node)}
     )
 

@@ -349,12 +349,23 @@ def other_outputs(stored: NotebookNode, ran: NotebookNode) -> list[str]:
         if not plugin.IPyNbCell.compare_outputs(judge, *outputs, skip_compare=_NOT_COMPARED):
             lines = judge.comparison_traceback
             if found:
-                key, *sides = found[0]
-                was, now = (str(side).splitlines() for side in sides)
-                diff = difflib.unified_diff(was, now, "stored", "now", lineterm="", n=0)
-                lines = [key, *list(diff)[3:9]]
-            faults.append(f"cell {index + 1}: " + "\n    ".join(line[:200] for line in lines))
+                key, was, now = found[0]
+                lines = [key, *_first_difference(str(was), str(now))]
+            faults.append(f"cell {index + 1}: " + "\n    ".join(lines))
     return faults
+
+
+def _first_difference(was: str, now: str, most: int = 3) -> list[str]:
+    """The first lines that differ, of long ones the place where they do."""
+    shown = []
+    pairs = zip_longest(was.splitlines(), now.splitlines(), fillvalue="")
+    for mine, theirs in [pair for pair in pairs if pair[0] != pair[1]][:most]:
+        same = next(i for i, two in enumerate(zip_longest(mine, theirs)) if two[0] != two[1])
+        start = max(0, same - 40)
+        for sign, line in (("-", mine), ("+", theirs)):
+            cut = line[start : start + 120]
+            shown.append(f"{sign}{'…' * (start > 0)}{cut}{'…' * (len(line) > start + 120)}")
+    return shown
 
 
 # --- run ------------------------------------------------------------------------------------------

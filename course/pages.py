@@ -330,7 +330,9 @@ class OfficialMap(SphinxDirective):
                 made.append(folders[folder])
             parent = folders[folder]
             if "/" in file:
-                section = self._section(names.anchor(f"map/{file}"), file.partition("/")[2])
+                # (`anchor` gives a package's own file the id of its folder)
+                ident = names.anchor(f"map/{file}".replace("__init__", "init"))
+                section = self._section(ident, file.partition("/")[2])
                 parent += section
                 parent = section
             parent += self._file(file, files[file])

@@ -26,7 +26,7 @@ from course import draw
 from course.notebooks import WIDGET_STATE, WIDGET_VIEW
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from sphinx.application import Sphinx
 
@@ -135,6 +135,7 @@ def _plain(markup: str) -> str:
 def render(player: Player, ident: str, *, autoplay: bool = False) -> str:
     """The player as HTML; `ident` is an id that no other element of the page has."""
     first, *_ = player.variants[0]
+    named = [step_values(frames) for frames in player.variants]
     steps = max(map(len, player.variants))
     count = sum(map(len, player.variants))
     parts = [
@@ -146,7 +147,7 @@ def render(player: Player, ident: str, *, autoplay: bool = False) -> str:
     if player.title:
         parts.append(f'<p class="mg-title">{player.title}</p>')
     if player.note:
-        parts.append(f'<p class="mg-note">{player.note}</p>')
+        parts.append(f'<p class="mg-note">{_honest(player.note, steps)}</p>')
     if len(player.names) > 1:
         parts.append(_choice(player, ident))
     if steps > 1:
@@ -154,22 +155,65 @@ def render(player: Player, ident: str, *, autoplay: bool = False) -> str:
             '<div class="mg-bar">'
             '<button type="button" class="mg-play">▶\ufe0e Play</button>'
             '<button type="button" class="mg-first">First</button>'
-            f'<span class="mg-steps"><label for="{ident}-step">Step</label>'
+            f'<span class="mg-steps"><label for="{ident}-step">{named[0][0]}</label>'
             f'<input type="range" class="mg-range" id="{ident}-step" min="0" '
             f'max="{len(player.variants[0]) - 1}" step="1" value="0" autocomplete="off">'
             f'<output for="{ident}-step">0</output></span></div>'
         )
-    parts.append(f'<div class="mg-stage">{first}</div>')
+    parts.append(f'<div class="mg-stage"{_value(named[0], 0)}>{first}</div>')
     if count > 1:
         parts.append(
             f'<p class="mg-paper">The first of {count} pictures; in the browser they move.</p>'
         )
     for number, frames in enumerate(player.variants):
         # The very first picture is in place already.
-        for frame in frames[number == 0 :]:
-            parts.append(f'<template data-variant="{number}">{frame}</template>')
+        for step, frame in list(enumerate(frames))[number == 0 :]:
+            value = _value(named[number], step)
+            parts.append(f'<template data-variant="{number}"{value}>{frame}</template>')
     parts.append("</div>")
     return "".join(parts)
+
+
+def step_values(frames: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """What the slider sets, and its value in each frame; ("Step", ()) if frames are just steps.
+
+    Where the captions begin with the same settings and one of these differs, that is the value.
+
+    >>> step_values(["<figcaption><b>batch 1</b></figcaption>", "<figcaption>batch 4</figcaption>"])
+    ('batch', ('1', '4'))
+    """
+    settings = [_settings(frame) for frame in frames]
+    for same in zip(*settings, strict=False):
+        names_, values = {name for name, _ in same}, tuple(value for _, value in same)
+        if len(names_) > 1:
+            break
+        if 1 < len(frames) == len(set(values)):
+            return names_.pop(), values
+    return "Step", ()
+
+
+def _settings(frame: str) -> list[tuple[str, str]]:
+    """The names with numbers at the beginning of a frame's caption: `top-k 3, top-p 0.5: …`."""
+    caption = re.search(r"<figcaption>(.*?)</figcaption>", frame, re.DOTALL)
+    lead = re.split(r"[:.](?:\s|$)", _plain(caption[1]) if caption else "")[0]
+    parts = [re.fullmatch(r"([A-Za-z][A-Za-z -]*) (\d[\d.,]*)", part) for part in lead.split(", ")]
+    return [(part[1], part[2]) for part in parts if part]
+
+
+def _value(named: tuple[str, tuple[str, ...]], step: int) -> str:
+    """The attributes of a frame that stands for a value."""
+    name, values = named
+    if not values:
+        return ""
+    return f' data-name="{html.escape(name)}" data-value="{html.escape(values[step])}"'
+
+
+def _honest(note: str, steps: int) -> str:
+    """The note about controls, in words that fit a page which has none of them."""
+    if steps > 1:
+        return note
+    begin = "Run this chapter in JupyterLab to change"
+    return note.replace(begin, "One setting, as a picture. In JupyterLab there are controls for")
 
 
 def _choice(player: Player, ident: str) -> str:

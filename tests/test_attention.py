@@ -43,6 +43,7 @@ from minisgl.core import (
     set_global_ctx,
 )
 from minisgl.distributed import info as tp
+from minisgl.kernel.cpu.attention import LARGEST_PART, PagedDecodePlan
 from minisgl.kvcache.mha_pool import MHAKVCache
 from minisgl.utils.registry import Registry
 
@@ -202,7 +203,7 @@ def cases(draw: st.DrawFn) -> Case:
         draw(st.lists(one, min_size=1, max_size=4)),
         qo_heads,
         kv_heads,
-        head_dim=draw(st.sampled_from([2, 8, 24])),
+        head_dim=draw(st.sampled_from([2, 8, 16, 24, 48])),
         page_size=draw(st.sampled_from([1, 4, 16])),
         padding=draw(st.integers(0, 2)) if kind == "decode" else 0,
         seed=draw(st.integers(0, 2**16)),
@@ -227,16 +228,16 @@ def test_paged_packed_attention_is_plain_attention(case: Case, sparse: bool) -> 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_the_compiled_plan(dtype: torch.dtype, threads: int) -> None:
     """Lengths on both sides of a part's, several parts, grouped heads, in any number of threads."""
-    part = native_backend.LARGEST_PART
+    part = LARGEST_PART
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         for sizes in ((1, 2, 9, part - 1, part, part + 1, 2 * part + 7), (100,), (65, 3), (1,)):
             reset_global_ctx()
             lengths = [(n - 1, 1) for n in sizes]
-            out, world = run(Case(lengths, 8, 2, 24, page_size=4, dtype=dtype, backend="auto"))
+            out, world = run(Case(lengths, 8, 2, 48, page_size=4, dtype=dtype, backend="auto"))
             plan = world.metadata.plan
-            assert isinstance(plan, native_backend.PagedDecodePlan)
+            assert isinstance(plan, PagedDecodePlan)
             if sizes == (100,):
                 assert len(plan.parts) == threads, "one request, shared by all threads"
             assert out.dtype == dtype
@@ -251,7 +252,7 @@ def test_the_compiled_plan(dtype: torch.dtype, threads: int) -> None:
 def test_the_compiled_plan_with_large_scores() -> None:
     """Scores of hundreds: the largest takes all, in whichever part it is, and nothing overflows."""
     reset_global_ctx()
-    world = World(Case([(600, 1), (3, 1)], 2, 1, 8, backend="auto"))
+    world = World(Case([(600, 1), (3, 1)], 2, 1, 16, backend="auto"))
     q, k, v = world.qkv
     world.qkv = q * 500, k, v
     world.history = [(x * 500, y, z) for x, y, z in world.history]
@@ -262,7 +263,7 @@ def test_the_compiled_plan_with_large_scores() -> None:
 @pytest.mark.parametrize("token", [0, 5, 8])
 def test_the_compiled_plan_hides_no_nan(token: int) -> None:
     """A NaN among a request's own keys is that request's result, and nobody else's."""
-    world = World(Case([(8, 1), (3, 1)], 2, 1, 8, backend="auto"))
+    world = World(Case([(8, 1), (3, 1)], 2, 1, 16, backend="auto"))
     world.run()
     world.k_slots[world.metadata.page_table[0, token]] = float("nan")
     plan = world.metadata.plan
@@ -273,9 +274,9 @@ def test_the_compiled_plan_hides_no_nan(token: int) -> None:
 @pytest.mark.parametrize("missing", ["compiler", "vectors", "dtype"])
 def test_without_compiled_attention(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     """No compiler, a head that is no whole number of vectors, another dtype: "auto" is "torch"."""
-    case = Case([(5, 1), (9, 1)], head_dim=12 if missing == "vectors" else 8, backend="auto")
+    case = Case([(5, 1), (9, 1)], head_dim=24 if missing == "vectors" else 16, backend="auto")
     if missing == "compiler":
-        monkeypatch.setattr(native_backend, "_functions", dict)
+        monkeypatch.setattr(native_backend, "attend_functions", dict)
     if missing == "dtype":
         case.dtype = torch.float64
     world = check(case)
@@ -286,7 +287,7 @@ def test_without_compiled_attention(monkeypatch: pytest.MonkeyPatch, missing: st
 
 @compiled
 def test_the_native_backend_prefills_as_torch_does() -> None:
-    world = check(Case([(0, 4)], backend="native"))
+    world = check(Case([(0, 4)], head_dim=16, backend="native"))
     assert type(world.backend) is native_backend.NativeBackend
     assert isinstance(world.metadata.plan, PerRequestPlan)
 

@@ -450,7 +450,7 @@ def test_chapter_01_shows_the_worked_example(page: Any, site: str) -> None:
 def test_linked_parts_light_up(chapter: Chapter) -> None:
     """Focus or pointer on one of several elements with a key makes all of them bold-edged."""
     page = chapter.page
-    linked = page.locator(".mg-pic svg [data-key][tabindex='0']:has(> rect)")
+    linked = page.locator(".mg-pic svg [data-key][tabindex]:has(> rect)")
     if not linked.count():
         pytest.skip("no linked parts on this page")
     first = linked.first
@@ -530,7 +530,7 @@ def test_answers_unfold(page: Any, site: str) -> None:
 @pytest.mark.browser
 @pytest.mark.skipif(not WIDGET_PAGES, reason="no chapter yet")
 def test_copied_code_is_the_code(browser: Any, site: str) -> None:
-    """The copy button of a build cell gives what belongs into the file, without the directive."""
+    """The copy button of a build cell gives all of it: pasted into a notebook, it builds."""
     page = new_page(browser)
     page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=site.rstrip("/"))
     opened(page, site, "notebooks/01_core")
@@ -540,7 +540,8 @@ def test_copied_code_is_the_code(browser: Any, site: str) -> None:
     block.locator(".cell_input .copybtn").click()
     page.wait_for_function("navigator.clipboard.readText().then(text => text.length > 0)")
     copied = page.evaluate("navigator.clipboard.readText()")
-    assert copied.strip() == cell.text.partition("\n")[2].strip()
+    directive, _, rest = cell.text.partition("\n")
+    assert copied.split("\n", 1) == [directive, rest.strip("\n")]
     page.context.close()
 
 
@@ -570,6 +571,12 @@ def test_names_lead_to_where_they_are_built(book: Path) -> None:
     for item in names.definitions(ROOT):
         text = (book / "notebooks" / f"{item.chapter}.html").read_text(encoding="utf-8")
         assert f'id="{anchor(item.path, item.name)}"' in text, f"{item.path}: {item.name}"
+        for member, _ in item.later:  # of a class that another cell goes on with
+            page, place = item.place(member)
+            text = (book / f"{page}.html").read_text(encoding="utf-8")
+            assert f'id="{place}"' in text, f"{item.path}: {item.name}.{member}"
+            begun = anchor(item.path, item.name)
+            assert re.search(rf'class="build-file.*?href="[^"]*#{begun}"', text, re.S), begun
     text = (book / "notebooks" / "06_engine.html").read_text(encoding="utf-8")
     link = re.compile(r'<a class="built[^"]*" href="([^"]+)"[^>]*><code[^>]*>(.*?)</code>')
     shown = {_text(code): place for place, code in link.findall(text)}
@@ -587,14 +594,17 @@ def test_only_clear_names_are_linked() -> None:
         return target.anchor if target else ""
 
     assert (
-        where("Req") == where("req.complete_one()") == where("complete_one") == "minisgl-core-Req"
+        where("Req") == where("minisgl.core.Req") == where("Req.cached_len") == "minisgl-core-Req"
     )
-    assert where("minisgl.core.Req") == where("minisgl.core.Req.extend_len") == "minisgl-core-Req"
+    # What a later cell adds to a class is found there.
+    for method in ("complete_one", "extend_len"):
+        ways = (method, f"Req.{method}", f"req.{method}()", f"minisgl.core.Req.{method}")
+        assert {where(way) for way in ways} == {f"minisgl-core-Req-{method}"}
     assert where("minisgl/core.py") == where("core.py") == where("minisgl.core") == "minisgl-core"
     assert where("layers/") == where("minisgl/layers/") == "map-layers"
     for unclear in ["base.py", "forward", "x", "config.json", "torch.cat", "forward_batch", "a b"]:
         assert not where(unclear), unclear
-    assert where("forward_batch", "06_engine") == "minisgl-engine-engine-Engine"
+    assert where("forward_batch", "06_engine") == "minisgl-engine-engine-Engine-forward_batch"
     assert where("forward_batch", "01_core") == "minisgl-core-Context"
 
 
@@ -657,7 +667,9 @@ def test_search_finds_class_names(page: Any, site: str) -> None:
         ("allocate_paged", "04_kvcache.html#minisgl-scheduler-cache-CacheManager"),
     ]:
         page.goto(f"{site}search.html?q={query}")
-        page.wait_for_selector(f'#search-results a[href*="{place}"]', timeout=TIMEOUT_MS)
+        file, _, target = place.partition("#")
+        link = f'[href*="{file}?mark={query.lower()}"][href*="#{target}"]'
+        page.wait_for_selector(f"#search-results a{link}", timeout=TIMEOUT_MS)
     watch.check()
 
 
@@ -824,3 +836,17 @@ FOREIGN = {
     }
 }
 """The state of a widget that `course.players` does not know."""
+
+
+@pytest.mark.parametrize("name", [p for p in pages() if p.startswith("notebooks/")])
+def test_checks_are_folded_and_say_how_many_there_are(book: Path, name: str) -> None:
+    text = (book / f"{name}.html").read_text(encoding="utf-8")
+    folds = re.findall(
+        r'<details class="checks"><summary>(.*?)</summary>(.*?)</details>', text, re.S
+    )
+    assert folds and all("check" in said for said, _ in folds)
+    assert any(re.search(r"\d+ checks?: all pass", said) for said, _ in folds), folds
+    open_text = re.sub(r"<details.*?</details>", "", text, flags=re.S)
+    plain = re.sub(r"<[^>]+>", "", open_text)
+    blocks = re.findall(r"(?m)^def (check_\w+)\((\w*)", plain)
+    assert not [name for name, argument in blocks if not argument], "only exercises' stay open"

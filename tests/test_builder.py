@@ -512,6 +512,15 @@ def test_what_a_class_needs_when_it_is_made_makes_it_anew(build, member):
         assert len(live().Cache(1)) == 5
 
 
+def test_a_registry_has_the_class_that_the_module_has(build):
+    enter = "def enter(cls):\n    TABLE[0] = cls\n    return cls\n"
+    build(f"#| build minisgl/table.py\nTABLE = {{}}\n\n\n{enter}")
+    begins = "from minisgl.table import enter\n\n@enter\nclass Own:\n    a = 1\n"
+    build(f"#| build minisgl/cache.py\n{begins}")
+    build("#| build minisgl/cache.py\nclass Own(Own):\n    def f(self):\n        return 1\n")
+    assert live("table").TABLE[0] is live().Own and live().Own().f() == 1
+
+
 def test_an_abstract_method_is_filled_in_by_a_later_cell(build):
     build(
         "#| build minisgl/cache.py\nfrom abc import ABC, abstractmethod\n\nclass Base(ABC):\n"

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from docutils import nodes
+from docutils.utils import new_document
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from course import guard, mutations, names, notebooks, reference, status, stubs, workbook
+from course import book, guard, mutations, names, notebooks, reference, status, stubs, workbook
 from course.exercises import OPEN, RIGHT, WRONG
 from course.judging import Job, Judge
 from course.mutations import Change
@@ -74,8 +76,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, cells in (("01_one", ONE), ("02_two", TWO)):
         parts = [new_markdown_cell(f"# {name}\n\n## The class")] + [new_code_cell(c) for c in cells]
         kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
-        book = new_notebook(cells=parts, metadata=kernel)
-        nbformat.write(book, notebooks.notebook_path(folder, name))
+        made = new_notebook(cells=parts, metadata=kernel)
+        nbformat.write(made, notebooks.notebook_path(folder, name))
     toc = "format: jb-book\nroot: book/index\nchapters:\n- file: notebooks/01_one\n"
     (folder / "_toc.yml").write_text(toc + "- file: notebooks/02_two\n", encoding="utf-8")
     notebooks.build(folder, folder)
@@ -230,3 +232,48 @@ def test_a_member_is_found_where_it_is_built(root):
     assert (target.page, target.anchor) == ("notebooks/02_two", "minisgl-core-Req-two")
     assert target.tip == "Req.two (minisgl/core.py, built in chapter 02)"
     assert places.begun("minisgl/core.py", "Req").anchor == "minisgl-core-Req"
+
+
+def test_the_box_above_a_cell_says_which_class_goes_on():
+    document = new_document("chapter")
+    block = nodes.literal_block(GOES_ON, GOES_ON)
+    cell = nodes.container("", nodes.container("", block), nb_element="cell_code")
+    document += cell
+    book.BuildCaptions(document).apply()
+    (caption,) = [n for n in document.findall(nodes.container) if "build-file" in n["classes"]]
+    assert (
+        "".join(n.astext() for n in caption.children)
+        == "builds minisgl/core.py · Req goes on: two, half"
+    )
+    assert caption["ids"] == ["minisgl-core", "minisgl-core-Req-two", "minisgl-core-Req-half"]
+    assert [n["goes_on"] for n in caption.findall(nodes.literal) if "goes_on" in n] == [
+        ("minisgl/core.py", "Req")
+    ]
+    assert block.astext().startswith("class Req(Req):")
+
+
+def test_the_box_leads_to_the_cell_that_begins_the_class(root, tmp_path):
+    shutil.copytree(root / "notebooks", tmp_path / "notebooks")
+    shutil.copy(root / "_toc.yml", tmp_path)
+    (tmp_path / "book").mkdir()
+    contents = "```{toctree}\n/notebooks/01_one\n/notebooks/02_two\n```\n"
+    glossary = f"# Words\n\n### Page\n\nA page.\n\n{contents}"
+    (tmp_path / "book/glossary.md").write_text(glossary, encoding="utf-8")
+    settings = "extensions = ['myst_nb', 'course.book']\nnb_execution_mode = 'off'\n"
+    settings += "root_doc = 'book/glossary'\nhtml_theme = 'basic'\n"
+    (tmp_path / "conf.py").write_text(settings, encoding="utf-8")
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-q",
+        "-b",
+        "html",
+        str(tmp_path),
+        str(tmp_path / "out"),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "out/notebooks/02_two.html").read_text(encoding="utf-8")
+    assert 'href="01_one.html#minisgl-core-Req"' in page and 'id="minisgl-core-Req-half"' in page

@@ -18,7 +18,7 @@ from course.__main__ import main
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = notebooks.chapters(ROOT)
-ALLOWED = {"minisgl", "torch", "transformers", "safetensors", "huggingface_hub", "psutil"}
+ALLOWED = {"minisgl", "torch", "transformers", "safetensors", "huggingface_hub", "psutil", "loky"}
 COMMIT = "20fcd7f3c6a1898a61139fae1c97cc7a40bd8d66"  # of the official mini-sglang that we cite
 PAGES = sorted([*(ROOT / "book").glob("*.md"), *(ROOT / "notebooks").glob("*.ipynb")])
 

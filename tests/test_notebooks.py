@@ -403,3 +403,9 @@ def test_check_compares_what_each_cell_shows(executed, capfd):
     assert "ok  01_one" in out
     assert "NOT 02_two: 1 files built, 2 in the package, 1 cells show something else" in out
     assert "02_two, cell 5: stdout" in error and "-xyx\n    +xxx" in error
+
+
+def test_of_a_long_line_the_place_that_differs_is_shown():
+    text = "<svg>" + "x" * 500 + "</svg>"
+    was, now = notebooks._first_difference(text, text.replace("</svg>", "y</svg>"))
+    assert was == "-…" + "x" * 40 + "</svg>" and now == "+…" + "x" * 40 + "y</svg>"

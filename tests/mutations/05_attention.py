@@ -557,7 +557,8 @@ CHANGES = [
         "        if not sparse_products_work(self.dtype, rows.device.type):\n"
         "            return GatheredDecodePlan(kv_lens, rows, self.dtype)\n"
         "        return SparseDecodePlan(\n"
-        "            kv_lens, rows, self.num_slots, self.num_qo_heads, self.num_kv_heads, self.dtype\n"
+        "            kv_lens, rows, self.num_slots,\n"
+        "            self.num_qo_heads, self.num_kv_heads, self.dtype,\n"
         "        )",
     ),
 ]

@@ -5,14 +5,14 @@ No official counterpart: there, kernels for GPUs do this.
 
 from __future__ import annotations
 
-from minisgl.kernel.cpu.linear import linear
+from minisgl.kernel.cpu.compile import find_compiler
+from minisgl.kernel.cpu.linear import native_linear
 from minisgl.kernel.cpu.small import (
     native_add_rmsnorm,
     native_rope,
     native_silu_and_mul,
     native_store_cache,
 )
-from minisgl.kernel.cpu.compile import find_compiler
 from minisgl.kernel.table import SUPPORTED_KERNELS, Kernels, keep_as_loaded
 
 
@@ -24,7 +24,7 @@ def create_native_kernels() -> Kernels | None:
     return Kernels(
         name="native",
         pack=keep_as_loaded,
-        linear=linear,
+        linear=native_linear,
         add_rmsnorm=native_add_rmsnorm,
         silu_and_mul=native_silu_and_mul,
         rope=native_rope,

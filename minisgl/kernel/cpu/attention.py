@@ -17,10 +17,6 @@ from minisgl.kernel.cpu.compile import COMMON_C, EXP_C, TYPES, load_jit
 SOFTMAX_C = r"""
 #define AHEAD 12 /* tokens: how long before its turn a row of K or V is fetched */
 
-static inline void prefetch(const void *row, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)row + i);
-}
-
 /* exp(row - max) in place, for n numbers in whole vectors; returns their sum. */
 static float softmax(float *row, int64_t n, float max) {
   vec total = {0};
@@ -35,21 +31,20 @@ static float softmax(float *row, int64_t n, float max) {
 
 PART_C = r"""
 /* One part of a request: n of its tokens, all heads. Leaves in scratch for each head the largest
-   score, the sum of exponentials and the output before division; q and the scores follow. */
+   score, the sum of exponentials and the output before division; the scores follow. */
 static void part_TYPE(const TYPE *q, const TYPE *k, const TYPE *v, const int32_t *slots, int64_t n,
                       int64_t kv_heads, int64_t group, int64_t d, float *scratch) {
   int64_t heads = kv_heads * group, width = kv_heads * d, row = (n + LANES - 1) / LANES * LANES;
-  float *max = scratch, *mass = max + heads, *out = mass + heads, *query = out + heads * d;
-  float *scores = query + heads * d;
-  for (int64_t c = 0; c < heads * d; c += LANES) store_float(query + c, load_TYPE(q + c));
+  float *max = scratch, *mass = max + heads, *out = mass + heads, *scores = out + heads * d;
+  float scale = 1.0f / sqrtf((float)d);
   for (int64_t p = 0; p < n; p++) {
     const TYPE *key = k + slots[p] * width;
     if (p + AHEAD < n) prefetch(k + slots[p + AHEAD] * width, width * sizeof(TYPE));
     for (int64_t h = 0; h < heads; h++) {
       vec acc = {0};
       for (int64_t c = 0; c < d; c += LANES)
-        acc += load_TYPE(key + h / group * d + c) * load_float(query + h * d + c);
-      scores[h * row + p] = SUM(acc) / sqrtf((float)d);
+        acc += load_TYPE(key + h / group * d + c) * load_TYPE(q + h * d + c);
+      scores[h * row + p] = SUM(acc) * scale;
     }
   }
   for (int64_t h = 0; h < heads; h++) {
@@ -116,7 +111,7 @@ SMALLEST_PART, LARGEST_PART = 32, 256  # tokens of one request that a thread tak
 @cache
 def attend_functions() -> dict[torch.dtype, Any]:
     """`attend_TYPE` for each dtype of the pool; empty where C can't be compiled."""
-    pieces = (COMMON_C, EXP_C, SOFTMAX_C, PART_C, ATTEND_C)
+    pieces = (*COMMON_C, EXP_C, SOFTMAX_C, PART_C, ATTEND_C)
     letters = {f"attend_{name}": "aaaaaaaassssssn" for name in TYPES}
     library = load_jit(*pieces, file=__file__, **letters)
     if library is None:
@@ -126,7 +121,7 @@ def attend_functions() -> dict[torch.dtype, Any]:
 
 def scratch_size(num_qo_heads: int, head_dim: int, tokens: int) -> int:
     """How many numbers a part of so many tokens computes in."""
-    return num_qo_heads * (2 + 2 * head_dim + -(-tokens // 16) * 16)  # scores in whole vectors
+    return num_qo_heads * (2 + head_dim + -(-tokens // 16) * 16)  # scores in whole vectors
 
 
 class PagedDecodePlan:
@@ -188,14 +183,10 @@ class PagedDecodePlan:
         return out.to(q.dtype)
 
 
-
-
 class FixedDecodePlan(PagedDecodePlan):
     """A plan at addresses that don't change, for `bs` requests of up to `width` tokens each."""
 
-    def __init__(
-        self, bs: int, width: int, num_qo_heads: int, head_dim: int, threads: int
-    ) -> None:
+    def __init__(self, bs: int, width: int, num_qo_heads: int, head_dim: int, threads: int) -> None:
         most = bs + max(threads, bs * -(-width // LARGEST_PART))  # parts of any plan, or more
         self.hold(
             torch.zeros(bs, width, dtype=torch.int32, device="cpu"),

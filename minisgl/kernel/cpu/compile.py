@@ -12,7 +12,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -59,19 +59,20 @@ def _compile(source: str, compiler: str, flags: tuple[str, ...]) -> Path:
 TYPES = {"float": torch.float32, "bfloat16": torch.bfloat16}  # what TYPE stands for in C
 
 
-def assemble(pieces: tuple[str, ...], file: str) -> str:
-    """One C source of strings that stand in `file`, or in this file.
+def assemble(pieces: Sequence[str], file: str) -> str:
+    """One C source of pieces that stand, as strings, in the Python file `file` or in this one.
 
-    A piece with the word TYPE comes once for each of `TYPES`. Before each piece a `#line` tells the
-    compiler where it stands, so that its messages name a line of the Python file.
+    A piece with the word TYPE comes once for each of `TYPES`. The `#line` before each lets the
+    compiler's messages name a line of the Python file.
     """
     source = []
     for piece in pieces:
-        texts = {path: Path(path).read_text(encoding="utf-8") for path in (file, __file__)}
-        path = next((path for path, text in texts.items() if piece in text), None)
-        if path is not None:
-            line = 1 + texts[path].count("\n", 0, texts[path].index(piece))
-            piece = f'#line {line} "{Path(path).name}"\n{piece}'
+        for path in map(Path, (file, __file__)):
+            before, found, _ = path.read_text(encoding="utf-8").partition(piece)
+            if found:
+                name = "/".join(path.parts[-4:])
+                piece = f'#line {before.count(chr(10)) + 1} "{name}"\n{piece}'
+                break
         source += [piece.replace("TYPE", name) for name in TYPES] if "TYPE" in piece else [piece]
     return "\n".join(source)
 
@@ -99,14 +100,13 @@ class Function:
 
 @cache
 def find_compiler() -> str | None:
-    """The C compiler, `CC` or else `cc`; None, and a word in the log, if there is none.
-
-    None as well when `MINISGL_JIT=0` is set.
-    """
+    """The C compiler, `CC` or else `cc`; None without one, and where `MINISGL_JIT=0` is set."""
+    if os.environ.get("MINISGL_JIT") == "0":
+        logger.info("MINISGL_JIT=0: nothing is compiled, PyTorch does everything")
+        return None
     command = os.environ.get("CC") or "cc"
-    found = None if os.environ.get("MINISGL_JIT") == "0" else shutil.which(command)
-    if found is None:
-        logger.info("no C compiler (%s), or MINISGL_JIT=0: PyTorch does everything", command)
+    if (found := shutil.which(command)) is None:
+        logger.warning("no C compiler (%s): PyTorch does everything, and slower", command)
     return found
 
 
@@ -118,8 +118,8 @@ def load_jit(*pieces: str, file: str, **functions: str) -> ctypes.CDLL | None:
     are, a letter of `PARAMETERS` for each. What a function returns is taken for an `int`: 0 if it
     could not do what it was asked to. As an attribute of the library each of them is a `Function`.
 
-    What the compiler makes is kept in `~/.cache/minisgl`; what it objects to is logged. Whoever
-    calls must have another way to do the same.
+    The library is kept in `~/.cache/minisgl`; what a compiler objects to is logged. Whoever calls
+    must have another way to do the same.
     """
     compiler, objection = find_compiler(), ""
     for flags in ((*FLAGS, *THREADS), FLAGS) if compiler else ():
@@ -133,14 +133,14 @@ def load_jit(*pieces: str, file: str, **functions: str) -> ctypes.CDLL | None:
             function.argtypes = [PARAMETERS[letter] for letter in letters]
             setattr(library, name, Function(function))
         return library
-    if objection:
-        logger.warning("PyTorch does what this C should have done:\n%s", objection)
+    if compiler:
+        logger.error("C that can't be compiled, PyTorch does the same:\n%s", objection)
     return None
 
 
-# What all sources have in common: a vector of LANES floats, for any processor that GCC or Clang
-# compiles for, and the two types that weights, K and V may have.
-COMMON_C = r"""
+# A vector of floats for any processor that GCC or Clang compiles for, and the two types that
+# weights, K and V may have.
+VECTOR_C = r"""
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -167,20 +167,27 @@ static inline void store_bfloat16(bfloat16 *p, vec v) { /* rounded to nearest, t
   bits b = (bits)v, up = b + 0x7fff + (b >> 16 & 1), nan = (bits)(v != v);
   *(halves *)p = __builtin_convertvector((~nan & up >> 16) | (nan & 0x7fc0), halves);
 }
+"""
+
+NUMBER_C = r"""
 static inline float get_float(const float *p) { return *p; }
-static inline void put_float(float *p, float x) { *p = x; }
 static inline float get_bfloat16(const bfloat16 *p) {
   uint32_t wide = (uint32_t)*p << 16;
   float x;
   memcpy(&x, &wide, sizeof x);
   return x;
 }
+static inline void put_float(float *p, float x) { *p = x; }
 static inline void put_bfloat16(bfloat16 *p, float x) {
   bfloat16 all[LANES];
-  store_bfloat16(all, x - (vec){0});
+  store_bfloat16(all, x - (vec){0}); /* x in all lanes; minus, since -0 + 0 is 0 */
   *p = all[0];
 }
+static inline void prefetch(const void *p, int64_t bytes) { /* into the second-level cache */
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)p + i, 0, 2);
+}
 """
+COMMON_C = (VECTOR_C, NUMBER_C)  # what all sources begin with
 
 # e**x for a vector of numbers, none of them positive.
 EXP_C = r"""
@@ -197,4 +204,29 @@ static inline vec exponential(vec x) { /* of x <= 0, as 2**n * e**r with |r| <= 
   p = p * r * r + r + 1.0f;
   return (vec)((bits)(p * (vec)power) & ~(bits)(x <= -87.0f)); /* there: 0; NaN stays NaN */
 }
+"""
+
+# What a lane multiplies at a time.
+WORD_C = r"""
+/* A word of 32 bits: one number as a float or, where an instruction multiplies and adds pairs of
+   them, two bfloat16. */
+typedef uint32_t word;
+#define PER_float 1
+static inline word word_float(const float *p) { return (union { float x; word w; }){*p}.w; }
+static inline vec words_float(const float *p) { return load_float(p); }
+static inline vec madd_float(vec acc, vec w, vec x) { return acc + w * x; }
+
+#ifdef __AVX512BF16__
+#define PER_bfloat16 2
+static inline word word_bfloat16(const bfloat16 *p) { return p[0] | (word)p[1] << 16; }
+static inline vec words_bfloat16(const bfloat16 *p) { return *(const vec *)p; }
+static inline vec madd_bfloat16(vec acc, vec w, vec x) {
+  return (vec)_mm512_dpbf16_ps((__m512)acc, (__m512bh)w, (__m512bh)x);
+}
+#else
+#define PER_bfloat16 1
+static inline word word_bfloat16(const bfloat16 *p) { return (word)*p << 16; }
+static inline vec words_bfloat16(const bfloat16 *p) { return load_bfloat16(p); }
+static inline vec madd_bfloat16(vec acc, vec w, vec x) { return acc + w * x; }
+#endif
 """

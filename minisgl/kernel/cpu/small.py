@@ -112,7 +112,7 @@ def _functions() -> dict[tuple[str, torch.dtype | None], Any]:
     operations = {"add_rmsnorm": "aaaaassfn", "silu_and_mul": "aassn", "rope": "aaaaaasssssssnn"}
     made = {(op, dtype): f"{op}_{name}" for op in operations for name, dtype in TYPES.items()}
     letters = {name: operations[op] for (op, _), name in made.items()}
-    pieces = (COMMON_C, EXP_C, ADD_RMSNORM_C, SILU_AND_MUL_C, INDEX_C, ROPE_C, STORE_C)
+    pieces = (*COMMON_C, EXP_C, ADD_RMSNORM_C, SILU_AND_MUL_C, INDEX_C, ROPE_C, STORE_C)
     library = load_jit(*pieces, file=__file__, **letters, store="aaaaasssssn")
     if library is None:
         return {}
