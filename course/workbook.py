@@ -244,7 +244,7 @@ _HINTS = {
     },
     "engine/graph.py": {
         "_determine_cuda_graph_bs": "the largest: 256 with more than 80 GiB free, else 160",
-        "_make_recorder": "on a CPU `CPURecorder()` of minisgl.kernel.cpu.graph (`import_optional`)",
+        "_make_recorder": "on a CPU `CPURecorder()` of the optional minisgl.kernel.cpu.graph",
         "_weights": "`layer._parts()` gives weights and layers, whose own come in their place",
         "GraphRunner._capture_graphs": (
             "for each size, in this order: a decode batch of dummies, also as `padded_reqs`; its "
