@@ -256,7 +256,7 @@ _HINTS = {
         "plan_memory": "the override changes the number of pages and not the budget",
         "Engine._claim_process": "a rank that is set already and the same stays, without an error",
         "Engine._load_model": "the table of operations before any layer; undone like RoPE's device",
-        "Engine._check_logits": "a row's largest logit is finite exactly if no entry is NaN or +inf",
+        "Engine._check_logits": "a row's largest logit is finite if no entry is NaN or +inf",
         "Engine._draw": "`dist.broadcast` from rank 0, if there is a group",
         "Engine._make_page_table": "width: max_seq_len rounded up to a multiple of 32",
     },
