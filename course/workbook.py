@@ -234,7 +234,7 @@ _HINTS = {
     },
     "utils/device.py": {
         "physical_cores": "`loky.cpu_count`, called as that, with warnings and stderr caught",
-        "_left": 'a file that is missing, or says "max", raises: then try the other version\'s names',
+        "_left": "no such file, or one that says max, raises: try the other version's names",
     },
     "engine/config.py": {
         "check_ranks": "the numbers that would do are at most as many as there are query heads",
