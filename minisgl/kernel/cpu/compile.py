@@ -59,7 +59,7 @@ def _compile(source: str, compiler: str, flags: tuple[str, ...]) -> Path:
 TYPES = {"float": torch.float32, "bfloat16": torch.bfloat16}  # what TYPE stands for in C
 
 
-def assemble(pieces: Sequence[str], file: str) -> str:
+def assemble(pieces: Sequence[str], file: str | None = None) -> str:
     """One C source of pieces that stand, as strings, in the Python file `file` or in this one.
 
     A piece with the word TYPE comes once for each of `TYPES`. The `#line` before each lets the
@@ -67,7 +67,7 @@ def assemble(pieces: Sequence[str], file: str) -> str:
     """
     source = []
     for piece in pieces:
-        for path in map(Path, (file, __file__)):
+        for path in map(Path, filter(None, (file, __file__))):
             before, found, _ = path.read_text(encoding="utf-8").partition(piece)
             if found:
                 name = "/".join(path.parts[-4:])
@@ -79,7 +79,6 @@ def assemble(pieces: Sequence[str], file: str) -> str:
 
 # What a letter stands for: an address, a size (int64_t), a number (int), a float.
 PARAMETERS = {"a": ctypes.c_void_p, "s": ctypes.c_int64, "n": ctypes.c_int, "f": ctypes.c_float}
-
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
@@ -111,7 +110,7 @@ def find_compiler() -> str | None:
 
 
 @cache
-def load_jit(*pieces: str, file: str, **functions: str) -> ctypes.CDLL | None:
+def load_jit(*pieces: str, file: str | None = None, **functions: str) -> ctypes.CDLL | None:
     """The functions of a C source, or None where there is no compiler or it can't compile this.
 
     The source is `assemble(pieces, file)`. `functions` tells what the parameters of each function
@@ -187,24 +186,8 @@ static inline void prefetch(const void *p, int64_t bytes) { /* into the second-l
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)p + i, 0, 2);
 }
 """
-COMMON_C = (VECTOR_C, NUMBER_C)  # what all sources begin with
 
-# e**x for a vector of numbers, none of them positive.
-EXP_C = r"""
-static inline vec exponential(vec x) { /* of x <= 0, as 2**n * e**r with |r| <= ln(2) / 2 */
-  vec n = x * 1.44269504f + 12582912.0f; /* + 1.5 * 2**23: no digits are left for fractions */
-  bits power = ((bits)n + 127) << 23;
-  n -= 12582912.0f;
-  vec r = x - n * 0.693359375f + n * 2.12194440e-4f; /* ln(2) in two parts */
-  vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;   /* the polynomial of Cephes' expf */
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  return (vec)((bits)(p * (vec)power) & ~(bits)(x <= -87.0f)); /* there: 0; NaN stays NaN */
-}
-"""
+COMMON_C = (VECTOR_C, NUMBER_C)  # what all sources begin with
 
 # What a lane multiplies at a time.
 WORD_C = r"""
@@ -229,4 +212,21 @@ static inline word word_bfloat16(const bfloat16 *p) { return (word)*p << 16; }
 static inline vec words_bfloat16(const bfloat16 *p) { return load_bfloat16(p); }
 static inline vec madd_bfloat16(vec acc, vec w, vec x) { return acc + w * x; }
 #endif
+"""
+
+# e**x for a vector of numbers, none of them positive.
+EXP_C = r"""
+static inline vec exponential(vec x) { /* of x <= 0, as 2**n * e**r with |r| <= ln(2) / 2 */
+  vec n = x * 1.44269504f + 12582912.0f; /* + 1.5 * 2**23: no digits are left for fractions */
+  bits power = ((bits)n + 127) << 23;
+  n -= 12582912.0f;
+  vec r = x - n * 0.693359375f + n * 2.12194440e-4f; /* ln(2) in two parts */
+  vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;   /* the polynomial of Cephes' expf */
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  return (vec)((bits)(p * (vec)power) & ~(bits)(x <= -87.0f)); /* there: 0; NaN stays NaN */
+}
 """

@@ -5,7 +5,7 @@ No official counterpart: on a GPU `F.linear` is fast for every shape.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
 from functools import cache
 
 import torch
@@ -207,22 +207,19 @@ int linear_tiles(void) { return 0; }
 """
 
 
-FEW = 4  # as in C
-MOST_ROWS = 64  # for more, `F.linear` was as fast or faster on all processors that were measured
+@cache
+def _library() -> ctypes.CDLL | None:
+    """The three functions, and two that tell what there is; None where C can't be compiled."""
+    letters = dict.fromkeys(("linear_float", "linear_bfloat16", "linear_tiles"), "aaaaasssn")
+    pieces = (*COMMON_C, WORD_C, GEMV_C, GEMM_C, PACK_C, LINEAR_C, AMX_C, TILES_C, LINEAR_TILES_C)
+    return load_jit(*pieces, file=__file__, **letters, has_bfloat16="", has_tiles="")
 
 
 @cache
-def _functions() -> dict[str, Callable[..., int]]:
-    """What can be had here, by name; nothing where C can't be compiled."""
-    letters = dict.fromkeys(("linear_float", "linear_bfloat16", "linear_tiles"), "aaaaasssn")
-    pieces = (*COMMON_C, WORD_C, GEMV_C, GEMM_C, PACK_C, LINEAR_C, AMX_C, TILES_C, LINEAR_TILES_C)
-    library = load_jit(*pieces, file=__file__, **letters, has_bfloat16="", has_tiles="")
-    if library is None:
-        return {}
-    found = {name: getattr(library, name) for name in (*letters, "has_bfloat16")}
-    if not library.has_tiles.function():
-        del found["linear_tiles"]
-    return found
+def has(feature: str) -> bool:
+    """Whether C was compiled, and this processor has "bfloat16" arithmetic, or "tiles"."""
+    library = _library()
+    return library is not None and bool(getattr(library, f"has_{feature}").function())
 
 
 def _fits(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
@@ -236,34 +233,36 @@ def _fits(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> b
     return same and x.dtype in TYPES.values()
 
 
-def _many_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _in_torch(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """`F.linear`, but in float32 where it would multiply bfloat16 without instructions for it."""
-    wide = x.is_cpu and x.dtype == weight.dtype == torch.bfloat16
-    if wide and _functions() and not _functions()["has_bfloat16"]():
-        return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(
-            x.dtype
-        )
+    if x.dtype == weight.dtype == torch.bfloat16 and _library() is not None and not has("bfloat16"):
+        wide = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+        return wide.to(x.dtype)
     return F.linear(x, weight, bias)
+
+
+FEW = 4  # as in C
+MOST_ROWS = 64  # for more, `F.linear` was as fast or faster on every processor that was measured
 
 
 def native_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """`F.linear`, in C for few rows: computed in float32, with `weight` read once, as it lies.
+    """`F.linear`; for few rows in C, computed in float32, with `weight` read once, as it lies.
 
     `x` is `[n, in]`, `weight` `[out, in]` and `bias` `[out]`. C was written for float32 and
-    bfloat16; anything else is left to PyTorch.
+    bfloat16 in whole vectors; anything else is left to PyTorch.
     """
-    functions = _functions()
-    if not functions or len(x) > MOST_ROWS or not _fits(x, weight, bias):
-        return _many_rows(x, weight, bias)
+    library = _library()
+    if library is None or len(x) > MOST_ROWS or not _fits(x, weight, bias):
+        return _in_torch(x, weight, bias)
     n, (out, size) = len(x), weight.shape
-    name = "linear_float" if x.dtype == torch.float32 else "linear_bfloat16"
-    if x.dtype == torch.bfloat16 and n > FEW and out % 32 == 0 and "linear_tiles" in functions:
-        name = "linear_tiles"
+    function = library.linear_float if x.dtype == torch.float32 else library.linear_bfloat16
+    if x.dtype == torch.bfloat16 and n > FEW and out % 32 == 0 and has("tiles"):
+        function = library.linear_tiles
     scratch = torch.empty(-(-n // 32) * 32, size, dtype=torch.float32, device="cpu")
     y = x.new_empty(n, out)
-    functions[name](
+    function(
         x.data_ptr(),
         scratch.data_ptr(),
         weight.data_ptr(),
