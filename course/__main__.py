@@ -11,8 +11,8 @@ import shlex
 import sys
 from pathlib import Path
 
-from course import notebooks
-from course.builder import find_root, is_workbook, reference_root
+from course.building import notebooks
+from course.building.roots import find_root, is_workbook, reference_root
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -109,7 +109,7 @@ def _model(root: Path, options: argparse.Namespace) -> int:
 
 
 def _workbook(root: Path, options: argparse.Namespace) -> int:
-    from course import workbook
+    from course.workbooks import generate as workbook
 
     root = reference_root()
     folder = options.folder or root / "workbooks"
@@ -126,7 +126,8 @@ def _workbook(root: Path, options: argparse.Namespace) -> int:
 
 
 def _status(root: Path, options: argparse.Namespace) -> int:
-    from course import reference, status
+    from course.judging import progress as status
+    from course.workbooks import reference
 
     root = reference_root()
     folder = (options.folder or root / "workbooks").resolve()
@@ -139,7 +140,7 @@ def _status(root: Path, options: argparse.Namespace) -> int:
 
 
 def _mutations(root: Path, options: argparse.Namespace) -> int:
-    from course import mutations
+    from course.judging import mutations
 
     missed = 0
     for line, is_missed in mutations.table(reference_root(), options.chapters):
@@ -149,7 +150,7 @@ def _mutations(root: Path, options: argparse.Namespace) -> int:
 
 
 def _mutants(root: Path, options: argparse.Namespace) -> int:
-    from course import mutants
+    from course.judging import mutants
 
     for line, _ in mutants.table(reference_root(), options.chapters, options.sample):
         print(line, flush=True)

@@ -18,10 +18,12 @@ import pytest
 import yaml
 from browser import TIMEOUT_MS, Watch, chromium, served
 
-from course import launch, names, notebooks, official
-from course.names import anchor
-from course.pages import Chapter as RoadMapChapter
-from course.pages import as_hours, minutes
+from course import launch
+from course.book import names, official
+from course.book.names import anchor
+from course.book.pages import Chapter as RoadMapChapter
+from course.book.pages import as_hours, minutes
+from course.building import notebooks
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTLE_MS = 200
@@ -835,4 +837,4 @@ FOREIGN = {
         "state": {"value": 3},
     }
 }
-"""The state of a widget that `course.players` does not know."""
+"""The state of a widget that `course.book.players` does not know."""

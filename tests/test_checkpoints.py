@@ -24,8 +24,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from course import checkpoints
 from course.checkpoints import ModelUnavailable, Source, tiny
+from course.checkpoints import default as checkpoints
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -162,7 +162,7 @@ def child(source: Source, code: str = "", **options: Any) -> subprocess.Popen[st
     """Another Python that runs `code`, then prints the result of model()."""
     program = (
         "import os, signal, time\n"
-        "from course import checkpoints\n"
+        "from course.checkpoints import default as checkpoints\n"
         f"checkpoints.SMOLLM2 = checkpoints.Source(**{dataclasses.asdict(source)!r})\n"
         f"{textwrap.dedent(code)}\n"
         "print(checkpoints.model())\n"
@@ -414,7 +414,7 @@ def test_first_use_leaves_no_output_in_a_notebook(source: Source, tmp_path: Path
     notebook = nbformat.v4.new_notebook()
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3 (ipykernel)"}
     prepare = (
-        "from course import checkpoints\n"
+        "from course.checkpoints import default as checkpoints\n"
         f"checkpoints.SMOLLM2 = checkpoints.Source(**{dataclasses.asdict(source)!r})"
     )
     use = "folder = checkpoints.model()\nprint('ready')"
@@ -589,7 +589,7 @@ def test_quiet() -> None:
     code = """
         import torch
         from transformers import AutoModelForCausalLM
-        from course import checkpoints
+        from course.checkpoints import default as checkpoints
         checkpoints.quiet()
         network = AutoModelForCausalLM.from_pretrained(checkpoints.tiny("llama", eos_token_id=2))
         network.generate(torch.ones(1, 4, dtype=torch.long), max_new_tokens=2, temperature=0.5)

@@ -14,11 +14,17 @@ from docutils import nodes
 from docutils.utils import new_document
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from course import book, guard, mutations, names, notebooks, reference, status, stubs, workbook
-from course.exercises import OPEN, RIGHT, WRONG
-from course.judging import Job, Judge
-from course.mutations import Change
-from course.source import parse
+from course.book import extension as book
+from course.book import names
+from course.building import notebooks
+from course.building.source import parse
+from course.judging import mutations
+from course.judging import progress as status
+from course.judging.judge import Job, Judge
+from course.judging.mutations import Change
+from course.judging.verdict import OPEN, RIGHT, WRONG
+from course.workbooks import generate as workbook
+from course.workbooks import guard, reference, stubs
 
 ROOT = Path(__file__).resolve().parent.parent
 BEGINS = '''\
@@ -259,7 +265,7 @@ def test_the_box_leads_to_the_cell_that_begins_the_class(root, tmp_path):
     contents = "```{toctree}\n/notebooks/01_one\n/notebooks/02_two\n```\n"
     glossary = f"# Words\n\n### Page\n\nA page.\n\n{contents}"
     (tmp_path / "book/glossary.md").write_text(glossary, encoding="utf-8")
-    settings = "extensions = ['myst_nb', 'course.book']\nnb_execution_mode = 'off'\n"
+    settings = "extensions = ['myst_nb', 'course.book.extension']\nnb_execution_mode = 'off'\n"
     settings += "root_doc = 'book/glossary'\nhtml_theme = 'basic'\n"
     (tmp_path / "conf.py").write_text(settings, encoding="utf-8")
     command = [

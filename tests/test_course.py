@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from course import notebooks
 from course.__main__ import main
+from course.building import notebooks
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = notebooks.chapters(ROOT)

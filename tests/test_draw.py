@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from course import draw
-from course.draw import Canvas, Cell, Node
+from course.pictures import canvas as draw
+from course.pictures.canvas import Canvas, Cell, Node
 
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = "<script>alert(1)</script> & \"quotes\" 'too' ]]> \x00\x1b\ud800"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from course import mutants
-from course.mutant_rules import mutants_of
+from course.judging import mutants
+from course.judging.mutant_rules import mutants_of
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = '''\

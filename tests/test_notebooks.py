@@ -13,8 +13,8 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from course import notebooks
 from course.__main__ import main
+from course.building import notebooks
 
 ONE = [
     "%load_ext course",

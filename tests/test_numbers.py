@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from course import notebooks
+from course.building import notebooks
 
 ROOT = Path(__file__).resolve().parent.parent
 

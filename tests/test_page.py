@@ -31,7 +31,8 @@ from test_book import (
     site,
 )
 
-from course import names, notebooks, players
+from course.book import names, players
+from course.building import notebooks
 
 __all__ = ["book", "browser", "page", "site"]  # the fixtures
 

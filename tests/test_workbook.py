@@ -15,12 +15,17 @@ import nbformat
 import pytest
 import torch
 
-from course import exercises, guard, mutations, notebooks, reference, status, stubs, workbook
 from course.__main__ import main
-from course.builder import find_root
-from course.exercises import OPEN, RIGHT, WRONG
-from course.judging import program
-from course.source import emit, merge, parse
+from course.building import notebooks
+from course.building.roots import find_root
+from course.building.source import emit, merge, parse
+from course.judging import mutations
+from course.judging import progress as status
+from course.judging import verdict as exercises
+from course.judging.judge import program
+from course.judging.verdict import OPEN, RIGHT, WRONG
+from course.workbooks import generate as workbook
+from course.workbooks import guard, reference, stubs
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = notebooks.chapters(ROOT)
@@ -360,7 +365,7 @@ RUN_BUILD_CELLS = """
 import multiprocessing, os, sys
 import nbformat, torch
 from IPython.core.interactiveshell import InteractiveShell
-from course.source import directive
+from course.building.source import directive
 
 def run(path):
     os.chdir(os.path.dirname(path))

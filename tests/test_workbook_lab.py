@@ -11,7 +11,9 @@ import nbformat
 import pytest
 from lab import ERRORS, forget_outputs, jupyter_lab, opened, run_all, takes_minutes
 
-from course import notebooks, stubs, workbook
+from course.building import notebooks
+from course.workbooks import generate as workbook
+from course.workbooks import stubs
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTER = "01_core"

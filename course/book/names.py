@@ -19,7 +19,8 @@ from docutils import nodes
 from sphinx.domains import Domain, ObjType
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
-from course import notebooks, source, stubs
+from course.building import notebooks, source
+from course.workbooks import stubs
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx

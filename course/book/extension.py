@@ -5,14 +5,14 @@ It changes pages while they are built, never the notebooks:
 * a build cell shows the file it belongs to as a caption (and the class that it goes on with), and
   the directive line is gone from the code (so it is not copied either);
 * a block quote that begins with a bold label ("**Difference from upstream.** …") becomes a box;
-* a picture of ours (:mod:`course.draw`) stands in the page itself instead of in an image file, so
-  that it follows the reader's theme and its linked parts work;
-* a widget becomes a few lines of HTML with all its pictures (:mod:`course.players`);
+* a picture of ours (`pictures`) stands in the page itself instead of in an image file, so that
+  it follows the reader's theme and its linked parts work;
+* a widget becomes a few lines of HTML with all its pictures (`players`);
 * an answer is one fold: its words, its code, and what the code prints;
-* names of the package lead to where they are built, terms to the glossary (:mod:`course.names`);
+* names of the package lead to where they are built, terms to the glossary (`names`);
 * formulas are MathML, which needs no script;
 * pages load less: no FontAwesome script (icons come from the theme's font);
-* directives for the Markdown pages are in :mod:`course.pages`.
+* directives for the Markdown pages are in `pages`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,12 @@ from sphinx.transforms import SphinxTransform
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util import logging
 
-from course import draw, launch, names, pages, players, source
-from course.names import anchor
-from course.pages import DIFFERENCE
+from course import launch
+from course.book import names, pages, players
+from course.book.names import anchor
+from course.book.pages import DIFFERENCE
+from course.building import source
+from course.pictures import canvas as draw
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx

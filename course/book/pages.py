@@ -3,7 +3,7 @@
 * ``{picture} NAME``: one of :data:`PICTURES`;
 * ``{widget} CHAPTER NUMBER``: a widget of a chapter, as its notebook stores it;
 * ``{road-map}``: the chapters with what they build and how long they take;
-* ``{official-map}``: each definition beside the official one (:mod:`course.official`).
+* ``{official-map}``: each definition beside the official one (`official`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from docutils import nodes
 from docutils.parsers.rst import directives
 from sphinx.util.docutils import SphinxDirective
 
-from course import draw, names, notebooks, official, players
+from course.book import names, official, players
+from course.building import notebooks
+from course.pictures import canvas as draw
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -300,7 +302,7 @@ def _table(heads: list[str], rows: list[list[list[nodes.Node]]], widths: list[in
 
 
 class OfficialMap(SphinxDirective):
-    """``{official-map}``: each definition beside the official one (:mod:`course.official`)."""
+    """``{official-map}``: each definition beside the official one (`official`)."""
 
     def run(self) -> list[nodes.Node]:
         for file in ("book/official.yml", *(f"notebooks/{c}.ipynb" for c in self._chapters())):

@@ -13,11 +13,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from course import notebooks, stubs
-from course.builder import find_root, is_workbook, reference_root
-from course.notebooks import BuildCell, CourseError
-from course.source import PACKAGE, Piece, Source, directive, emit, merge, parse
-from course.workbook import dotted, running_chapter, stubbed
+from course.building import notebooks
+from course.building.notebooks import BuildCell, CourseError
+from course.building.roots import find_root, is_workbook, reference_root
+from course.building.source import (
+    PACKAGE,
+    Piece,
+    Source,
+    directive,
+    emit,
+    merge,
+    parse,
+)
+from course.workbooks import stubs
+from course.workbooks.generate import dotted, running_chapter, stubbed
 
 
 @dataclass(frozen=True)

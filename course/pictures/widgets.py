@@ -1,7 +1,7 @@
 """Widgets that show what the reader's own code did, step by step.
 
 A widget never simulates: the notebook runs the real code, takes a snapshot after each step, draws
-it with :mod:`course.draw`, and hands the pictures over as frames::
+it with `course.draw`, and hands the pictures over as frames::
 
     frames = []
     for name in ["admission", "prefill", "decode 1"]:
@@ -27,7 +27,7 @@ from typing import Any
 
 import ipywidgets as w
 
-from course import draw
+from course.pictures import canvas as draw
 
 __all__ = ["Frame", "Live", "Stepper", "live", "stepper"]
 
@@ -40,7 +40,7 @@ class Frame:
     """One step of a widget.
 
     Args:
-        svg: the picture, a :class:`course.draw.Canvas` (or SVG text that ``str(canvas)`` gave).
+        svg: the picture, a :class:`draw.Canvas` (or SVG text that ``str(canvas)`` gave).
         caption: what this picture says, in a sentence or two; shown below it and read aloud by a
             screen reader. ``code`` in back quotes and ``**bold**`` are set as such; everything
             else is plain text.

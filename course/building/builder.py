@@ -1,7 +1,7 @@
 """Running a build cell: its code becomes a part of a file of `minisgl` and of the live module.
 
 `%load_ext course` makes a cell whose first line is `#| build minisgl/NAME.py` come here. The cell's
-definitions are merged into the file's text (`course.source`), the merged text is tried out in a
+definitions are merged into the file's text (`source`), the merged text is tried out in a
 scratch module, and only when that imports are the live module and the file changed. The code runs
 in the namespace of the live module, so other objects that the module already holds stay the same.
 A class stays the same object, too, where only functions of it are new: its instances see them.
@@ -16,19 +16,17 @@ import hashlib
 import importlib
 import importlib.util
 import linecache
-import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from importlib.machinery import ModuleSpec, PathFinder
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 from filelock import FileLock
 
-from course.source import (
+from course.building.source import (
     PACKAGE,
     BuildError,
     Piece,
@@ -41,81 +39,6 @@ from course.source import (
     parse,
     write_whole,
 )
-
-ROOT_VARIABLE = "MINISGL_ROOT"
-WORKBOOK_MARKER = ".minisgl-root"
-
-
-def find_root() -> Path:
-    """The folder that holds (or will hold) `minisgl/`.
-
-    The nearest folder from the current one upwards that has a `.minisgl-root` file (workbooks) or
-    is a copy of this course (`is_book`), else the folder of `course/`. The environment variable
-    MINISGL_ROOT overrides all but workbooks, whose stubs must never land in a package that is
-    complete.
-    """
-    named = os.environ.get(ROOT_VARIABLE)
-    here = Path.cwd().resolve()
-    for folder in (here, *here.parents):
-        if is_workbook(folder):
-            return folder
-        if is_book(folder):
-            return Path(named).resolve() if named else folder
-    return Path(named).resolve() if named else reference_root()
-
-
-def reference_root() -> Path:
-    """The repository: the folder with the chapters that this package belongs to."""
-    return Path(__file__).resolve().parent.parent
-
-
-def is_book(root: Path) -> bool:
-    """Whether `root` is a copy of this course, and not some other Jupyter Book."""
-    config = root / "_config.yml"
-    if not (root / "_toc.yml").is_file() or not config.is_file():
-        return False
-    return "course.book" in config.read_text(encoding="utf-8", errors="replace")
-
-
-def is_workbook(root: Path) -> bool:
-    """Whether `root` is a folder of workbooks."""
-    return (root / WORKBOOK_MARKER).is_file()
-
-
-class RootFinder:
-    """An import hook that finds `minisgl` in one folder only.
-
-    Without it an installed copy of the package would answer for chapters that the reader has not
-    built yet. What is missing raises with the chapter to run.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """`importlib`'s hook: a spec for modules of `minisgl`, None for all others."""
-        if name.split(".")[0] != PACKAGE:
-            return None
-        spec = PathFinder.find_spec(name, [str(self.root)] if name == PACKAGE else path, target)
-        if spec is None:
-            raise ModuleNotFoundError(
-                f"{name} is not built yet in {self.root}. Run the chapter that builds it"
-                f"{_built_by(self.root, name)}, or `python -m course build` for the whole package.",
-                name=name,
-            )
-        return spec
-
-
-def _built_by(root: Path, module: str) -> str:
-    """Which chapter has a build cell for `module`, as ' (notebooks/…)', or ''."""
-    path = module.replace(".", "/")
-    for notebook in sorted((root / "notebooks").glob("*.ipynb")):
-        text = notebook.read_text(encoding="utf-8")
-        if f"#| build {path}.py" in text or f"#| build {path}/__init__.py" in text:
-            return f" (notebooks/{notebook.name})"
-    return ""
 
 
 class Builder:
@@ -500,122 +423,3 @@ def _report(path: PurePosixPath, cell: Source) -> str:
     if not cell.pieces:
         return f"{path}: {'docstring and imports' if cell.head else 'imports'}"
     return f"{path}: {cell.summary} ({lines} line{'s' if lines != 1 else ''})"
-
-
-# --- The notebook side ----------------------------------------------------------------------------
-
-_builder: Builder | None = None
-
-
-def builder() -> Builder:
-    """The builder of this process, made on first use for the root that `find_root` names."""
-    global _builder
-    if _builder is None:
-        _builder = Builder(find_root())
-    return _builder
-
-
-def transform(lines: list[str]) -> list[str]:
-    """IPython's input transformer: a build cell becomes a call of `run_cell` on its text."""
-    cell = "".join(lines)
-    if directive(cell) is None:
-        return lines
-    return [f"__import__('course.builder', fromlist=['run_cell']).run_cell({cell!r})\n"]
-
-
-def run_cell(cell: str) -> None:
-    """Build a cell in the running notebook: print the report, bind the names."""
-    __tracebackhide__ = True
-    shell, note = _shell(), ""
-    if is_workbook(builder().root):  # elsewhere, reading notebooks costs a kernel seconds to import
-        from course.guard import prepare
-
-        cell, note = prepare(builder().root, cell)
-    try:
-        report, names = builder().run(cell)
-    except SyntaxError as error:  # which IPython would show with all frames
-        shown = shell.SyntaxTB.structured_traceback(type(error), error, [])
-        lines = [line.rstrip("\n") for line in shown]
-        raise _shown(BuildError(str(error)), cell, lines) from None
-    except BaseException as error:
-        _shown(error, cell, _lines_from_cell(shell, error))
-        raise
-    shell.user_ns.update(names)
-    print(f"{report}\n{note}" if note else report)
-
-
-def _shell() -> Any:
-    from IPython import get_ipython
-
-    shell = get_ipython()
-    if shell is None:
-        raise RuntimeError("build cells run in IPython or Jupyter, after `%load_ext course`")
-    return shell
-
-
-def _lines_from_cell(shell: Any, error: BaseException) -> list[str]:
-    """A traceback that begins at the reader's line instead of in this file; [] for one of ours."""
-    frame: TracebackType | None = error.__traceback__
-    while frame is not None and frame.tb_frame.f_code.co_filename == __file__:
-        frame = frame.tb_next
-    if isinstance(error, BuildError):
-        return [f"BuildError: {error}"]
-    if frame is None:
-        return []
-    lines: list[str] = shell.InteractiveTB.structured_traceback(type(error), error, frame)
-    return lines
-
-
-def _shown(error: BaseException, cell: str, lines: list[str]) -> BaseException:
-    """The error, which IPython will show as these lines and what became of the file."""
-    path = directive(cell) or ""
-    with suppress(BuildError):  # a path outside the package is no file of ours
-        kept = "unchanged" if (builder().root / check_path(path)).exists() else "not written"
-        lines = [*lines, f"{path} is {kept}"] if lines else []
-    render: Callable[[], list[str]] = lambda: lines  # noqa: E731
-    if lines:
-        error._render_traceback_ = render  # type: ignore[attr-defined]
-    return error
-
-
-def _without_autoreload(shell: Any) -> None:
-    """Turn `%autoreload` off where it is on: it makes every class anew that a cell has built."""
-    magic = shell.magics_manager.magics["line"].get("autoreload")
-    reloader = getattr(getattr(magic, "__self__", None), "_reloader", None)
-    if reloader is not None and reloader.enabled:
-        reloader.enabled = False
-        print("autoreload is off now: build cells keep what runs and the files in step themselves")
-
-
-def load(shell: Any) -> None:
-    """What `%load_ext course` does: quiet libraries, the import hook, the input transformer."""
-    from course.checkpoints import quiet
-
-    if not __debug__:
-        raise RuntimeError(
-            "Python was started with -O or PYTHONOPTIMIZE, which leaves out every assert, and with "
-            "them all checks of this course. Start it without."
-        )
-    quiet()
-    _without_autoreload(shell)
-    shell.events.register("post_run_cell", lambda result: _without_autoreload(shell))
-    root = builder().root
-    if not any(isinstance(finder, RootFinder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, RootFinder(root))
-        loaded = sys.modules.get(PACKAGE)
-        elsewhere = loaded is not None and str(root / PACKAGE) not in list(loaded.__path__)
-        if elsewhere:
-            raise RuntimeError(
-                f"{PACKAGE} is already imported from elsewhere; restart the kernel and run "
-                "`%load_ext course` first."
-            )
-    if is_workbook(root):
-        from course.guard import guard
-
-        os.environ["PYTHONPATH"] = os.pathsep.join(  # what a cell starts finds the same package
-            [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
-        )
-        guard(shell)
-    transformers = shell.input_transformers_cleanup
-    if transform not in transformers:
-        transformers.append(transform)

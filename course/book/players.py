@@ -1,6 +1,6 @@
 """Widgets on the book's pages: the same frames, without ipywidgets.
 
-A notebook stores each :func:`course.widgets.stepper` as the state of some thirty ipywidgets models,
+A notebook stores each `widgets.stepper` as the state of some thirty ipywidgets models,
 and showing that in a page takes 1.9 MB of script. All it says, though, is: these pictures, in this
 order, behind a slider. So the page gets exactly that as HTML: the first picture in place (there at
 once, without a script, and on paper), the others in ``<template>`` elements, native controls, and
@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from docutils import nodes
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
-from course import draw
-from course.notebooks import WIDGET_STATE, WIDGET_VIEW
+from course.building.notebooks import WIDGET_STATE, WIDGET_VIEW
+from course.pictures import canvas as draw
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from course.names import Definition, definitions
+from course.book.names import Definition, definitions
 
 DATA = "book/official.yml"
 

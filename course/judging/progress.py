@@ -12,13 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from course import notebooks, stubs
-from course.builder import find_root, reference_root
-from course.exercises import OPEN, RIGHT, WRONG, Verdict, in_record, read_record, record
-from course.judging import Job, Judge, binds, program
-from course.reference import Written, find_written, to_write
-from course.source import PACKAGE, directive
-from course.workbook import BY_HAND, read_or_none, running_chapter
+from course.building import notebooks
+from course.building.roots import find_root, reference_root
+from course.building.source import PACKAGE, directive
+from course.judging.judge import Job, Judge, binds, program
+from course.judging.verdict import (
+    OPEN,
+    RIGHT,
+    WRONG,
+    Verdict,
+    in_record,
+    read_record,
+    record,
+)
+from course.workbooks import stubs
+from course.workbooks.generate import BY_HAND, read_or_none, running_chapter
+from course.workbooks.reference import Written, find_written, to_write
 
 
 def check_lines(name: str) -> Iterator[str]:
@@ -192,7 +201,7 @@ def status_lines(
 
 def progress() -> Any:
     """A picture of how far each chapter is: what is written, and the last verdict of each check."""
-    from course import draw
+    from course.pictures import canvas as draw
 
     folder = find_root()
     found = list(chapters_so_far(reference_root(), folder))

@@ -19,8 +19,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from course.source import PACKAGE, write_whole
-from course.stubs import MARK
+from course.building.source import PACKAGE, write_whole
+from course.workbooks.stubs import MARK
 
 RIGHT, WRONG, OPEN = "right", "wrong", "not started"
 RECORD = ".progress.json"  # in a folder of workbooks: the last verdict of each check
@@ -88,7 +88,7 @@ def check(name: str) -> None:
     `name` is a definition or a method, `Req` or `Req.complete_one`. The checks are those of the
     book, in a process of their own, on what is in your `minisgl` now.
     """
-    from course import status
+    from course.judging import progress as status
 
     for line in status.check_lines(name):
         print(line)
@@ -149,7 +149,7 @@ def _needed(text: str) -> str:
 
 def _unwritten(error: BaseException, called: list[str]) -> str | None:
     """What is missing, if an error comes from something that is not built or not written."""
-    from course import guard
+    from course.workbooks import guard
 
     if called:
         return called[0]
@@ -158,7 +158,7 @@ def _unwritten(error: BaseException, called: list[str]) -> str | None:
 
 def _defined_later(error: Exception, check: str) -> str | None:
     """The name that is missing, if a cell of the check's chapter defines it and has not run yet."""
-    from course import status
+    from course.judging import progress as status
 
     if not isinstance(error, NameError) or isinstance(error, UnboundLocalError):
         return None
@@ -334,7 +334,7 @@ def _short(text: str) -> str:
 
 def _workbooks() -> Path | None:
     """The folder of workbooks that this process runs in, if it does."""
-    from course.builder import find_root, is_workbook
+    from course.building.roots import find_root, is_workbook
 
     root = find_root()
     return root if is_workbook(root) else None
@@ -355,7 +355,7 @@ def in_record(found: Verdict) -> str:
 
 def record(folder: Path, verdicts: list[Verdict], chapter: str | None = None) -> None:
     """Keep the verdicts for the progress view, under the chapter that has these checks."""
-    from course.status import chapter_of_checks
+    from course.judging.progress import chapter_of_checks
 
     chapter = chapter or chapter_of_checks([v.name for v in verdicts])
     if chapter is None:

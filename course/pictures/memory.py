@@ -2,7 +2,7 @@
 
 :func:`package_map` reads the chapters themselves. The others read the engine's objects at the
 moment they are called, so that a notebook can call them after every step of its code and hand the
-pictures to :func:`course.widgets.stepper`.
+pictures to `widgets.stepper`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from course import draw
+from course.pictures import canvas as draw
 
 if TYPE_CHECKING:
     import torch
@@ -63,9 +63,9 @@ def package_map(chapter: str | None = None, *, root: Path | None = None) -> draw
     Raises:
         CourseError: for a chapter that is not in the table of contents.
     """
-    from course import notebooks
-    from course.builder import find_root, reference_root
-    from course.source import directive
+    from course.building import notebooks
+    from course.building.roots import find_root, reference_root
+    from course.building.source import directive
 
     if root is None:
         places = (reference_root(), find_root())

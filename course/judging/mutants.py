@@ -1,6 +1,6 @@
 """How good the checks are, measured by mutants: wrong versions of a definition, made by rule.
 
-`course.mutant_rules` makes them. A chapter is judged by `survey`: its checks run once on the book's
+`mutant_rules` makes them. A chapter is judged by `survey`: its checks run once on the book's
 package, to see which definitions each of them reaches; then every mutant runs in a fork of that
 process, in which one function has got another code object, against the checks that reach it. What
 survives there is tried once more on a package of its own, since a function may have done its work
@@ -32,13 +32,15 @@ from typing import Any
 
 import yaml
 
-from course import judging, notebooks, stubs
-from course.builder import RootFinder, reference_root
-from course.exercises import RIGHT, Verdict, verdict
-from course.judging import Job, Judge, Program, program
-from course.mutant_rules import Mutant, mutants_of
-from course.reference import to_write
-from course.source import check_path, module_name
+from course.building import notebooks
+from course.building.roots import RootFinder, reference_root
+from course.building.source import check_path, module_name
+from course.judging import judge as judging
+from course.judging.judge import Job, Judge, Program, program
+from course.judging.mutant_rules import Mutant, mutants_of
+from course.judging.verdict import RIGHT, Verdict, verdict
+from course.workbooks import stubs
+from course.workbooks.reference import to_write
 
 EQUIVALENT = "tests/mutants.yml"
 MEMORY = 6 << 30  # bytes that a mutant may take beyond what its process has
@@ -104,7 +106,7 @@ def _judge(
     environment.pop("PYTHONOPTIMIZE", None)  # checks are made of asserts
     job = {"root": str(root), "chapter": chapter, "folder": folder}
     done = subprocess.run(
-        [sys.executable, "-m", "course.mutants"],
+        [sys.executable, "-m", "course.judging.mutants"],
         input=json.dumps({**job, "mutants": [asdict(m) for m in share], "texts": texts}),
         capture_output=True,
         text=True,

@@ -1,7 +1,7 @@
 """Pictures for the course: one visual language, as plain SVG text.
 
 A :class:`Canvas` collects shapes and turns into an SVG string with ``str(canvas)``. Put it into a
-:class:`course.widgets.Frame`, or let it be the last expression of a cell to show it on its own::
+`widgets.Frame`, or let it be the last expression of a cell to show it on its own::
 
     c = draw.Canvas(460, 120, title="Two tokens", desc="One token is cached, one is computed.")
     c.box(10, 10, 60, 40, kind="cached", text="The", sub="0")

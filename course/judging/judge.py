@@ -31,10 +31,11 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from course import guard, notebooks, stubs
-from course.builder import reference_root
-from course.exercises import WRONG, Verdict, in_package, verdict
-from course.source import PACKAGE, check_path, directive, module_name
+from course.building import notebooks
+from course.building.roots import reference_root
+from course.building.source import PACKAGE, check_path, directive, module_name
+from course.judging.verdict import WRONG, Verdict, in_package, verdict
+from course.workbooks import guard, stubs
 
 TIMEOUT = 120.0  # seconds for one job
 Import = ast.Import | ast.ImportFrom
@@ -246,7 +247,7 @@ class Judge:
         environment.setdefault("OMP_NUM_THREADS", "1")
         environment.pop("PYTHONOPTIMIZE", None)  # checks are made of asserts
         return subprocess.Popen(
-            [sys.executable, "-m", "course.judging", str(self.root), self.chapter],
+            [sys.executable, "-m", "course.judging.judge", str(self.root), self.chapter],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
@@ -317,7 +318,7 @@ def _in_child(made: Program, job: Job) -> Result:
 
 def _run_job(made: Program, job: Job) -> Result:
     """Make the package findable, run the chapter's statements, then each check."""
-    from course.builder import RootFinder
+    from course.building.roots import RootFinder
 
     result = Result()
     names = job.checks or made.checks

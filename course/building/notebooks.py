@@ -23,7 +23,7 @@ import nbformat
 import yaml
 from nbformat import NotebookNode
 
-from course.source import (
+from course.building.source import (
     PACKAGE,
     BuildError,
     Piece,

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from course import notebooks, stubs
-from course.exercises import RIGHT, Verdict
-from course.judging import Job, Judge, program
-from course.notebooks import CourseError
+from course.building import notebooks
+from course.building.notebooks import CourseError
+from course.judging.judge import Job, Judge, program
+from course.judging.verdict import RIGHT, Verdict
+from course.workbooks import stubs
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 A folder of workbooks is a root of its own (`.minisgl-root`): its `notebooks/` are computed from the
 chapters here, and its `minisgl/` begins empty and grows as the reader runs build cells. What a
-kernel does there is in `course.guard`; the reference is handed out by `course.reference`, the
-checks judge in `course.exercises`, and `course.status` says how far a reader is.
+kernel does there is in `guard`; `reference` hands out the book's code, and `course.judging` says
+what is right and how far a reader is.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from pathlib import Path, PurePosixPath
 import nbformat
 from nbformat import NotebookNode
 
-from course import notebooks, stubs
-from course.builder import WORKBOOK_MARKER, is_workbook
-from course.notebooks import CourseError
-from course.source import PACKAGE, directive, module_name, write_whole
+from course.building import notebooks
+from course.building.notebooks import CourseError
+from course.building.roots import WORKBOOK_MARKER, is_workbook
+from course.building.source import PACKAGE, directive, module_name, write_whole
+from course.workbooks import stubs
 
 # Functions that a chapter defines in ordinary cells, and that are its subject.
 BY_HAND = {
@@ -234,7 +235,7 @@ _HINTS = {
     },
     "utils/device.py": {
         "physical_cores": "`loky.cpu_count`, called as that, with warnings and stderr caught",
-        "_left": "a file that is missing, or says \"max\", raises: then try the other version's names",
+        "_left": 'a file that is missing, or says "max", raises: then try the other version\'s names',
     },
     "engine/config.py": {
         "check_ranks": "the numbers that would do are at most as many as there are query heads",

@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from course.source import WIDTH, directive
+from course.building.source import WIDTH, directive
 
 MARK = "not written yet: "  # how the message of a stub begins
 GIVEN = {"__repr__", "__str__"}  # methods that nobody learns from: the workbook keeps their bodies

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from course import stubs
+from course.workbooks import stubs
 
 
 @dataclass(frozen=True)

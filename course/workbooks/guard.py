@@ -11,11 +11,11 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
-from course import stubs
-from course.builder import builder, is_workbook, reference_root
-from course.reference import Written, code_cells, to_write
-from course.source import PACKAGE, NotBegun, directive, parse
-from course.workbook import dotted, running_chapter
+from course.building.roots import is_workbook, reference_root
+from course.building.source import PACKAGE, NotBegun, directive, parse
+from course.workbooks import stubs
+from course.workbooks.generate import dotted, running_chapter
+from course.workbooks.reference import Written, code_cells, to_write
 
 
 def prepare(root: Path, cell: str) -> tuple[str, str]:
@@ -123,9 +123,9 @@ def _unwritten_member(error: AttributeError) -> str | None:
     return None
 
 
-def _is_written(home: Written | None) -> bool:
+def _is_written(root: Path, home: Written | None) -> bool:
     """Whether the reader's file has more than a stub of a definition."""
-    file = builder().root / home.path if home and home.path else None
+    file = root / home.path if home and home.path else None
     if home is None or file is None or not file.is_file():
         return False
     found = stubs.written(file.read_text(encoding="utf-8"))
@@ -158,8 +158,8 @@ class LineEnds:
 class Guard:
     """Says in one line that a cell needs something unwritten, and lets *Run All* go on."""
 
-    def __init__(self, shell: Any, unwritten: Unwritten) -> None:
-        self.shell, self.unwritten = shell, unwritten
+    def __init__(self, shell: Any, root: Path, unwritten: Unwritten) -> None:
+        self.shell, self.root, self.unwritten = shell, root, unwritten
         self._quiet: BaseException | None = None
         self._cell = ""
         self._lines = LineEnds()
@@ -188,7 +188,11 @@ class Guard:
         self.unwritten.forget(self.shell.user_ns, names, cause)
         home = _homes().get(cause)
         where = f" ({home.chapter}, “{home.heading}”)" if home else ""
-        said = "written, but its cell has not run here: " if _is_written(home) else stubs.MARK
+        said = (
+            "written, but its cell has not run here: "
+            if _is_written(self.root, home)
+            else stubs.MARK
+        )
         print("\n" * self._lines.is_open, end="")
         print(f"{said}{cause}{where}")
 
@@ -227,9 +231,9 @@ def _bound_from(cell: str, line: int) -> list[str]:
     return list(names)
 
 
-def guard(shell: Any) -> None:
+def guard(shell: Any, root: Path) -> None:
     """Make a workbook's kernel friendly; once per kernel."""
     global unwritten
     if unwritten is None:
         unwritten = Unwritten()
-        Guard(shell, unwritten)
+        Guard(shell, root, unwritten)

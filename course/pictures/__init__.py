@@ -1,0 +1,29 @@
+"""Pictures and widgets: shapes on a canvas, and what more than one chapter draws with them."""
+
+from course.pictures.memory import (
+    batch_fields_picture,
+    forward_picture,
+    kv_tensor_picture,
+    life_picture,
+    memory_picture,
+    merge_picture,
+    package_map,
+    page_table_picture,
+    run_picture,
+    sampler_picture,
+    start_picture,
+)
+
+__all__ = [
+    "batch_fields_picture",
+    "forward_picture",
+    "kv_tensor_picture",
+    "life_picture",
+    "memory_picture",
+    "merge_picture",
+    "package_map",
+    "page_table_picture",
+    "run_picture",
+    "sampler_picture",
+    "start_picture",
+]
