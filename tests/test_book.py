@@ -670,7 +670,7 @@ def test_search_finds_class_names(page: Any, site: str) -> None:
     ]:
         page.goto(f"{site}search.html?q={query}")
         file, _, target = place.partition("#")
-        link = f'[href*="{file}?mark={query.lower()}"][href$="#{target}"]'
+        link = f'[href*="{file}?mark={query.lower()}"][href*="#{target}"]'
         page.wait_for_selector(f"#search-results a{link}", timeout=TIMEOUT_MS)
     watch.check()
 
@@ -838,3 +838,17 @@ FOREIGN = {
     }
 }
 """The state of a widget that `course.book.players` does not know."""
+
+
+@pytest.mark.parametrize("name", [p for p in pages() if p.startswith("notebooks/")])
+def test_checks_are_folded_and_say_how_many_there_are(book: Path, name: str) -> None:
+    text = (book / f"{name}.html").read_text(encoding="utf-8")
+    folds = re.findall(
+        r'<details class="checks"><summary>(.*?)</summary>(.*?)</details>', text, re.S
+    )
+    assert folds and all("check" in said for said, _ in folds)
+    assert any(re.search(r"\d+ checks?: all pass", said) for said, _ in folds), folds
+    open_text = re.sub(r"<details.*?</details>", "", text, flags=re.S)
+    plain = re.sub(r"<[^>]+>", "", open_text)
+    blocks = re.findall(r"(?m)^def (check_\w+)\((\w*)", plain)
+    assert not [name for name, argument in blocks if not argument], "only exercises' stay open"

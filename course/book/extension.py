@@ -145,6 +145,56 @@ class OneFold(SphinxTransform):
             cell["classes"].append("answer")
 
 
+class FoldedChecks(SphinxTransform):
+    """Fold the cells that hold the chapter's checks, under a line that says how many there are.
+
+    Neighbors share a fold. An exercise's check stays open: it stands beside the reader's attempt.
+    """
+
+    default_priority = 403
+
+    def apply(self, **_: Any) -> None:
+        cells = [n for n in self.document.findall(lambda n: _of_element(n, "cell_code"))]
+        group: list[nodes.Element] = []
+        for cell in cells:
+            assert isinstance(cell, nodes.Element)
+            if group and not (_is_checks(cell) and _follows(cell, group[-1])):
+                _fold(group)
+                group = []
+            if _is_checks(cell):
+                group.append(cell)
+        _fold(group)
+
+
+def _is_checks(cell: nodes.Element) -> bool:
+    """Whether a code cell defines or runs checks of the chapter, and nothing that is shown."""
+    text = "".join(block.astext() for block in cell.findall(nodes.literal_block))
+    defines = re.search(r"(?m)^def check_|^course\.run_checks\(", text)
+    return bool(defines) and "course.judge(" not in text and "build-cell" not in cell["classes"]
+
+
+def _follows(cell: nodes.Element, other: nodes.Element) -> bool:
+    """Whether nothing stands between two cells."""
+    parent = cell.parent
+    return other.parent is parent and parent.index(cell) == parent.index(other) + 1
+
+
+def _fold(cells: list[nodes.Element]) -> None:
+    """Put `<details>` around neighboring cells."""
+    if not cells:
+        return
+    text = "\n".join(block.astext() for c in cells for block in c.findall(nodes.literal_block))
+    count, passed = (len(re.findall(p, text, re.MULTILINE)) for p in (r"^def check_", r"^ok  "))
+    said = f"{count} check{'s' * (count != 1)}" if count else "The checks are run"
+    said += ": all pass" if passed >= max(count, 1) else ""
+    parent = cells[0].parent
+    begin = f'<details class="checks"><summary>{said}</summary>'
+    parent.insert(parent.index(cells[0]), nodes.raw("", begin, format="html"))
+    parent.insert(parent.index(cells[-1]) + 1, nodes.raw("", "</details>", format="html"))
+    for cell in cells:
+        cell["hide_mode"] = None
+
+
 def _closes(node: nodes.Node | None) -> bool:
     return (
         isinstance(node, nodes.raw)
@@ -294,6 +344,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_transform(BuildCaptions)
     app.add_transform(LabeledBoxes)
     app.add_transform(OneFold)
+    app.add_transform(FoldedChecks)
     app.add_post_transform(InlinePictures)
     pages.setup(app)
     app.add_post_transform(players.Players)

@@ -1,6 +1,7 @@
 """Pictures and widgets: shapes on a canvas, and what more than one chapter draws with them."""
 
 from course.pictures.memory import (
+    STARTING,
     batch_fields_picture,
     forward_picture,
     kv_tensor_picture,
@@ -15,6 +16,7 @@ from course.pictures.memory import (
 )
 
 __all__ = [
+    "STARTING",
     "batch_fields_picture",
     "forward_picture",
     "kv_tensor_picture",
