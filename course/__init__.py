@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from course.checkpoints import model, tiny
+    from course.judging.checks import check, judge, run_checks
     from course.judging.progress import progress
-    from course.judging.verdict import check, judge, run_checks
     from course.kernel import load_ipython_extension
     from course.pictures import canvas as draw
     from course.pictures import widgets

@@ -17,6 +17,7 @@ from typing import Any
 from course.building.builder import Builder
 from course.building.roots import RootFinder, find_root, is_workbook
 from course.building.source import PACKAGE, BuildError, check_path, directive
+from course.workbooks.guard import guard, prepare
 
 _OURS = str(Path(__file__).parent) + os.sep
 _builder: Builder | None = None
@@ -42,10 +43,7 @@ def run_cell(cell: str) -> None:
     """Build a cell in the running notebook: print the report, bind the names."""
     __tracebackhide__ = True
     shell, note = _shell(), ""
-    if is_workbook(builder().root):  # elsewhere, reading notebooks costs a kernel seconds to import
-        from course.workbooks.guard import prepare
-
-        cell, note = prepare(builder().root, cell)
+    cell, note = prepare(builder().root, cell)
     try:
         report, names = builder().run(cell)
     except SyntaxError as error:  # which IPython would show with all frames
@@ -125,8 +123,6 @@ def load_ipython_extension(shell: Any) -> None:
                 "`%load_ext course` first."
             )
     if is_workbook(root):
-        from course.workbooks.guard import guard
-
         os.environ["PYTHONPATH"] = os.pathsep.join(  # what a cell starts finds the same package
             [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
         )

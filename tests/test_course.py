@@ -15,6 +15,7 @@ import pytest
 
 from course.__main__ import main
 from course.building import notebooks
+from course.building.package import check_static
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = notebooks.chapters(ROOT)
@@ -40,7 +41,7 @@ def anchors(path: Path) -> set[str]:
 
 
 def test_minisgl_is_what_the_notebooks_build():
-    assert not notebooks.check_static(ROOT)
+    assert not check_static(ROOT)
 
 
 @pytest.mark.slow

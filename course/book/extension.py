@@ -32,6 +32,7 @@ from course.book import names, pages, players
 from course.book.names import anchor
 from course.book.pages import DIFFERENCE
 from course.building import source
+from course.building.parsing import parse
 from course.pictures import canvas as draw
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class BuildCaptions(SphinxTransform):
             _set_text(code, rest)
             cell["classes"].append("build-cell")
             caption = nodes.container(classes=["build-file"])
-            cell_source = source.parse(rest)
+            cell_source = parse(rest)
             for name in ["", *_anchored(cell_source)]:
                 target = anchor(path, name)
                 if target not in taken:  # the first cell that builds it, if several do

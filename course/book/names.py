@@ -20,7 +20,8 @@ from sphinx.domains import Domain, ObjType
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
 from course.building import notebooks, source
-from course.workbooks import stubs
+from course.building.package import package
+from course.building.syntax import is_new_field
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -99,7 +100,7 @@ class Target:
 def definitions(root: Path) -> list[Definition]:
     """All names that the chapters build, in the order in which they build them."""
     cells = notebooks.build_cells(root)
-    modules = notebooks.package(cells)
+    modules = package(cells)
     chapters: dict[tuple[str, str], str] = {}  # of the cell that begins a definition
     later: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
     for cell in cells:
@@ -156,7 +157,7 @@ def _self_assigned(node: ast.ClassDef) -> set[str]:
     return {
         target.attr
         for target in ast.walk(node)
-        if isinstance(target, ast.Attribute) and stubs.is_new_field(target)
+        if isinstance(target, ast.Attribute) and is_new_field(target)
     }
 
 

@@ -26,6 +26,8 @@ from typing import Any
 
 from filelock import FileLock
 
+from course.building.merging import emit, merge
+from course.building.parsing import parse
 from course.building.source import (
     PACKAGE,
     BuildError,
@@ -33,12 +35,10 @@ from course.building.source import (
     Source,
     check_path,
     directive,
-    emit,
-    merge,
     module_name,
-    parse,
     write_whole,
 )
+from course.building.syntax import Function
 
 
 class Builder:
@@ -351,9 +351,6 @@ def _can_stay(old: Piece, new: Piece) -> bool:
         or {name.split(".")[-1] for name in decorators} - {"dataclass"}  # who else has the class?
         or names & {name for member in same for node in member.nodes for name in _read(node)}
     )
-
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def _attributes(piece: Piece) -> set[str]:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
+from course.building.syntax import Function, parts, work
 from course.workbooks import stubs
 
 
@@ -123,7 +124,7 @@ def mutants_of(text: str, path: str, names: Sequence[str]) -> list[Mutant]:
 
     found: dict[tuple[int, int, str], Mutant] = {}
     counts: dict[str, int] = {}
-    for part in stubs.parts(text):
+    for part in parts(text):
         if part.name not in names or not stubs.is_open(part.node):
             continue
         for where, new in _edits(part.node, text, span):
@@ -143,9 +144,7 @@ def mutants_of(text: str, path: str, names: Sequence[str]) -> list[Mutant]:
     return sorted(found.values(), key=lambda m: (m.start, m.end, m.new))
 
 
-def _edits(
-    function: stubs.Function, text: str, span: Callable[[Any], tuple[int, int]]
-) -> Iterator[Edit]:
+def _edits(function: Function, text: str, span: Callable[[Any], tuple[int, int]]) -> Iterator[Edit]:
     """Every change that a rule makes to one function."""
 
     def source(node: ast.AST) -> str:
@@ -154,7 +153,7 @@ def _edits(
 
     for default in [*function.args.defaults, *(d for d in function.args.kw_defaults if d)]:
         yield from _of_expression(default, source, span, text)
-    body = stubs.work(function)
+    body = work(function)
     yield from _of_statements(body, source, span)
     for statement in body:
         for node in _inside(statement):

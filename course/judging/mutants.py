@@ -33,14 +33,15 @@ from typing import Any
 import yaml
 
 from course.building import notebooks
+from course.building.package import build, package_texts
 from course.building.roots import RootFinder, reference_root
 from course.building.source import check_path, module_name
-from course.judging import judge as judging
-from course.judging.judge import Job, Judge, Program, program
+from course.building.syntax import parts
+from course.judging.judge import Job, Judge, calls, set_up, warm_up
 from course.judging.mutant_rules import Mutant, mutants_of
+from course.judging.program import Program, program
 from course.judging.verdict import RIGHT, Verdict, verdict
-from course.workbooks import stubs
-from course.workbooks.reference import to_write
+from course.workbooks.pieces import to_write
 
 EQUIVALENT = "tests/mutants.yml"
 MEMORY = 6 << 30  # bytes that a mutant may take beyond what its process has
@@ -62,7 +63,7 @@ class Fate:
 
 def mutants(root: Path, chapter: str) -> tuple[dict[str, str], list[Mutant]]:
     """The texts that a chapter's definitions stand in, and their mutants."""
-    texts = notebooks.package_texts(notebooks.build_cells(root))
+    texts = package_texts(notebooks.build_cells(root))
     texts[""] = program(root, chapter).text
     wanted: dict[str, list[str]] = {}
     for item in to_write(root, [chapter]):
@@ -85,7 +86,7 @@ def survey(root: Path, chapter: str, sample: int | None = None, workers: int = 2
     if sample is not None and sample < len(found):
         found = sorted(random.Random(chapter).sample(found, sample), key=found.index)
     with tempfile.TemporaryDirectory(prefix="course-mutants-") as folder:
-        notebooks.build(root, Path(folder))
+        build(root, Path(folder))
         with ThreadPoolExecutor(workers) as pool:
             shares = [found[i::workers] for i in range(workers)]
             fates = [
@@ -144,7 +145,7 @@ def _names(said: Verdict, mutant: Mutant, text: str) -> bool:
     own = mutant.name.split(".")
     names = set(own) | {own[-1].strip("_")}
     short = own[-1]
-    for part in stubs.parts(text):
+    for part in parts(text):
         if re.search(rf"\b{re.escape(short)}\b", "\n".join(map(ast.unparse, part.node.body))):
             names |= set(part.name.split("."))
     words = set(re.findall(r"\w+", " ".join((said.name, *said.lines))))
@@ -158,12 +159,12 @@ def _serve(job: dict[str, Any]) -> list[tuple[dict[str, Any] | None, list[str]]]
     """For each mutant the verdict that caught it (or None), and the checks that reach it."""
     made = program(Path(job["root"]), job["chapter"])
     folder, texts = Path(job["folder"]), job["texts"]
-    judging._warm_up(made)
+    warm_up(made)
     sys.meta_path.insert(0, RootFinder(folder))
     sys.dont_write_bytecode = True
     namespace: dict[str, Any] = {"__name__": "__main__"}
     os.chdir(folder)
-    judging._set_up(made, made.text, namespace)
+    set_up(made, made.text, namespace)
     reached: dict[str, list[str]]
     seconds: dict[str, float]
     reached, seconds = _forked(lambda: _reach(made, folder, namespace), 600.0)
@@ -208,7 +209,7 @@ def _reach(
     reached: dict[str, list[str]] = {}
     seconds: dict[str, float] = {}
     for name in made.checks:
-        with judging._calls(folder, True) as used:
+        with calls(folder, True) as used:
             verdict(namespace[name])
         started = time.monotonic()
         verdict(namespace[name])
@@ -257,7 +258,7 @@ def _put(mutant: Mutant, text: str, namespace: dict[str, Any]) -> bool:
         space, filename = namespace, "<mutant>"
     functions = _functions(space, mutant.name)
     codes = [c for c in _codes(compile(text, filename, "exec")) if c.co_qualname == mutant.name]
-    nodes = [part.node for part in stubs.parts(text) if part.name == mutant.name]
+    nodes = [part.node for part in parts(text) if part.name == mutant.name]
     if not functions or not len(functions) == len(codes) == len(nodes):
         return False
     for function, code, node in zip(functions, codes, nodes, strict=True):

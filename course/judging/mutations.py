@@ -13,9 +13,11 @@ from pathlib import Path
 
 from course.building import notebooks
 from course.building.notebooks import CourseError
-from course.judging.judge import Job, Judge, program
+from course.building.package import package_texts
+from course.building.syntax import parts, work
+from course.judging.judge import Job, Judge
+from course.judging.program import program
 from course.judging.verdict import RIGHT, Verdict
-from course.workbooks import stubs
 
 
 @dataclass(frozen=True)
@@ -78,12 +80,12 @@ def apply(text: str, change: Change) -> str:
     lines = text.split("\n")
     first, last = 1, len(lines)
     if change.name:
-        part = next((p for p in stubs.parts(text) if p.name == change.name), None)
+        part = next((p for p in parts(text) if p.name == change.name), None)
         if part is None:
             raise CourseError(f"{change.path} has no {change.name} ({change.what})")
         first, last = part.first, part.last
         if change.old is None:
-            first = stubs.work(part.node)[0].lineno
+            first = work(part.node)[0].lineno
     own = "\n".join(lines[first - 1 : last])
     if change.old is None:
         own = change.new
@@ -102,7 +104,7 @@ def apply(text: str, change: Change) -> str:
 def outcomes(root: Path, chapter: str, chosen: list[Change] | None = None) -> Iterator[Outcome]:
     """Run the chapter's checks on each change of its table."""
     table = changes(root, chapter) if chosen is None else chosen
-    texts = notebooks.package_texts(notebooks.build_cells(root))
+    texts = package_texts(notebooks.build_cells(root))
     texts[""] = program(root, chapter).text
     with Judge(root, chapter) as judge:
         for change in table:

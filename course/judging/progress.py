@@ -1,12 +1,7 @@
-"""How far a reader is: with one definition (`course.check`), a chapter, and all of them."""
+"""How far a reader is, with a chapter and with all of them."""
 
 from __future__ import annotations
 
-import ast
-import contextlib
-import functools
-import re
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,93 +10,13 @@ from typing import Any
 from course.building import notebooks
 from course.building.roots import find_root, reference_root
 from course.building.source import PACKAGE, directive
-from course.judging.judge import Job, Judge, binds, program
-from course.judging.verdict import (
-    OPEN,
-    RIGHT,
-    WRONG,
-    Verdict,
-    in_record,
-    read_record,
-    record,
-)
+from course.judging.judge import Job, Judge
+from course.judging.program import checks_by_chapter, program
+from course.judging.record import in_record, read_record, record
+from course.judging.verdict import OPEN, RIGHT, WRONG, Verdict
 from course.workbooks import stubs
-from course.workbooks.generate import BY_HAND, read_or_none, running_chapter
-from course.workbooks.reference import Written, find_written, to_write
-
-
-def check_lines(name: str) -> Iterator[str]:
-    """The verdicts of the checks that use a definition, on the package of the current folder."""
-    root, folder = reference_root(), find_root()
-    found = find_written(root, name)
-    for chapter in dict.fromkeys(piece.chapter for piece in found):  # several may build a class
-        pieces = [piece for piece in found if piece.chapter == chapter]
-        yield f"{chapter}, “{pieces[0].heading}”"
-        if not pieces[0].path:
-            yield (
-                f"{name} lives in the notebook and in no file: run the cell with the chapter's "
-                "checks"
-            )
-            return
-        done = written_in(folder)
-        missing = [piece.name for piece in pieces if not done.get((piece.path, piece.name), False)]
-        for piece in missing:
-            yield f"{OPEN:<12} {piece}"
-        if len(missing) < len(pieces):
-            yield from _verdicts_of(root, folder, chapter, name, pieces)
-
-
-def _verdicts_of(
-    root: Path, folder: Path, chapter: str, name: str, pieces: list[Written]
-) -> Iterator[str]:
-    """What the checks of a chapter that use some definitions say."""
-    keys = {f"{piece.path}:{piece.name}" for piece in pieces}
-    with Judge(root, chapter) as judge:
-        checks = tuple(c for c, names in uses(judge).items() if keys & set(names))
-        if checks:
-            yield from map(str, judge.run(Job(str(folder), checks)).verdicts)
-        else:
-            yield f"no check of {chapter} uses {name}; the cells below it show what it should do"
-
-
-def uses(judge: Judge) -> dict[str, list[str]]:
-    """Which definitions each check of a chapter calls, found by running it on the book's code."""
-    with tempfile.TemporaryDirectory(prefix="course-uses-") as name:
-        notebooks.build(judge.root, Path(name))
-        return judge.run(Job(name, trace=True)).used
-
-
-@functools.cache
-def checks_by_chapter() -> dict[str, tuple[str, ...]]:
-    """The check functions of each chapter, exercises included, in order."""
-    root = reference_root()
-    found: dict[str, tuple[str, ...]] = {}
-    for chapter in notebooks.chapters(root):
-        text = "\n".join(
-            c.source
-            for c in notebooks.read(root, chapter).cells
-            if c.cell_type == "code" and directive(c.source) is None  # the package has check_… too
-        )
-        found[chapter] = tuple(dict.fromkeys(re.findall(r"^def (check_\w+)\(", text, re.MULTILINE)))
-    return found
-
-
-def chapter_of_checks(names: list[str]) -> str | None:
-    """The chapter that defines these checks: the running notebook if it does, else the first."""
-    homes = [c for c, checks in checks_by_chapter().items() if set(names) <= set(checks)]
-    running = running_chapter()
-    return running if running in homes else next(iter(homes), None)
-
-
-@functools.cache
-def defined_in_cells(chapter: str) -> frozenset[str]:
-    """The names that the ordinary cells of a chapter define at their top level."""
-    names: set[str] = set()
-    for cell in notebooks.read(reference_root(), chapter).cells:
-        if cell.cell_type == "code" and directive(cell.source) is None:
-            with contextlib.suppress(SyntaxError):  # a magic
-                names.update(*map(binds, ast.parse(cell.source).body))
-    return frozenset(names)
+from course.workbooks.generate import read_or_none
+from course.workbooks.pieces import BY_HAND, to_write
 
 
 def hand_written(folder: Path, chapter: str) -> set[str]:

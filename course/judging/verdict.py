@@ -1,13 +1,8 @@
-"""Checks and exercises: run the chapter's checks, judge a reader's attempt.
-
-In the book a failing check raises. In a workbook it is judged instead, as exercises always are: not
-started, wrong (what came, what was expected, on which input), or right.
-"""
+"""Running a check and saying how it went: right, not started, or wrong and why."""
 
 from __future__ import annotations
 
 import ast
-import json
 import linecache
 import sys
 import textwrap
@@ -19,11 +14,12 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from course.building.source import PACKAGE, write_whole
+from course.building.source import PACKAGE
+from course.judging.program import chapter_of_checks, defined_in_cells
 from course.workbooks.stubs import MARK
+from course.workbooks.unwritten import cause
 
 RIGHT, WRONG, OPEN = "right", "wrong", "not started"
-RECORD = ".progress.json"  # in a folder of workbooks: the last verdict of each check
 
 
 @dataclass(frozen=True)
@@ -37,64 +33,6 @@ class Verdict:
     def __str__(self) -> str:
         first, *more = self.lines or ("",)
         return "\n".join([f"{self.kind:<12} {self.name}: {first}", *(f"{'':13}{m}" for m in more)])
-
-
-def run_checks(*checks: Callable[[], object]) -> None:
-    """Run each check and print its name with the first line of its docstring.
-
-    A check is a function without arguments that asserts; the first failure is raised. In a
-    workbook all are run and judged, and none raises.
-    """
-    folder = _workbooks()
-    if folder is not None:
-        verdicts = [verdict(check) for check in checks]
-        for found in verdicts:
-            print(found)
-        counts = {kind: sum(v.kind == kind for v in verdicts) for kind in (RIGHT, WRONG, OPEN)}
-        print(", ".join(f"{count} {kind}" for kind, count in counts.items() if count))
-        record(folder, verdicts)
-        return
-    for check in checks:
-        check()
-        print(f"ok  {check.__name__}: {_summary(check)}")
-
-
-def judge(attempt: Any, check: Callable[[Any], object], *, must_pass: bool = False) -> None:
-    """Say how far an attempt at an exercise is: not started, not yet (and why), or right.
-
-    `check(attempt)` asserts what a right answer does, with messages for the reader; an attempt
-    that still raises NotImplementedError counts as not started. Never raises, so that an open
-    exercise does not stop the notebook, unless `must_pass` (for the answers that come with the
-    book).
-    """
-    name = getattr(attempt, "__name__", type(attempt).__name__)
-    folder = _workbooks()
-    found = verdict(check, attempt)
-    if found.kind == RIGHT:
-        print(f"{name} · right: {_summary(check)}")
-    else:
-        said = "not started" if found.kind == OPEN else "not yet"
-        print(f"{name} · {said}: " + "\n    ".join(found.lines))
-    if folder is not None:
-        if not must_pass:
-            record(folder, [Verdict(check.__name__, found.kind, found.lines)])
-    elif must_pass and found.kind != RIGHT:
-        raise AssertionError(f"{name} should be right; the line above says what it is not")
-
-
-def check(name: str) -> None:
-    """Run the chapter's checks that use one definition, and say how far each is.
-
-    `name` is a definition or a method, `Req` or `Req.complete_one`. The checks are those of the
-    book, in a process of their own, on what is in your `minisgl` now.
-    """
-    from course.judging import progress as status
-
-    for line in status.check_lines(name):
-        print(line)
-
-
-# --- Verdicts -------------------------------------------------------------------------------------
 
 
 def verdict(check: Callable[..., object], *attempt: Any) -> Verdict:
@@ -123,7 +61,7 @@ def verdict(check: Callable[..., object], *attempt: Any) -> Verdict:
         else:
             if called:
                 return Verdict(name, OPEN, (called[0] + _needed(MARK),))
-            return Verdict(name, RIGHT, (_summary(check),))
+            return Verdict(name, RIGHT, (summary(check),))
     if called:
         return Verdict(name, OPEN, (called[0] + _needed(MARK),))
     return Verdict(name, WRONG, tuple([*_what(failed), *_at(failed)]))
@@ -149,23 +87,19 @@ def _needed(text: str) -> str:
 
 def _unwritten(error: BaseException, called: list[str]) -> str | None:
     """What is missing, if an error comes from something that is not built or not written."""
-    from course.workbooks import guard
-
     if called:
         return called[0]
-    return guard.unwritten.cause(error) if guard.unwritten is not None else None
+    return cause(error)
 
 
 def _defined_later(error: Exception, check: str) -> str | None:
     """The name that is missing, if a cell of the check's chapter defines it and has not run yet."""
-    from course.judging import progress as status
-
     if not isinstance(error, NameError) or isinstance(error, UnboundLocalError):
         return None
     if in_package(traceback.extract_tb(error.__traceback__)[-1]):  # an import is missing there
         return None
-    chapter = status.chapter_of_checks([check])
-    return error.name if chapter and error.name in status.defined_in_cells(chapter) else None
+    chapter = chapter_of_checks([check])
+    return error.name if chapter and error.name in defined_in_cells(chapter) else None
 
 
 @contextmanager
@@ -193,7 +127,8 @@ def stubs_called() -> Iterator[list[str]]:
         sys.setprofile(before)
 
 
-def _summary(function: Callable[..., object]) -> str:
+def summary(function: Callable[..., object]) -> str:
+    """What a check promises: the first line of its docstring."""
     return (function.__doc__ or "passed").strip().splitlines()[0]
 
 
@@ -327,40 +262,3 @@ def _at(error: BaseException) -> list[str]:
 
 def _short(text: str) -> str:
     return textwrap.shorten(" ".join(text.split()), 160, placeholder=" …")
-
-
-# --- The record -----------------------------------------------------------------------------------
-
-
-def _workbooks() -> Path | None:
-    """The folder of workbooks that this process runs in, if it does."""
-    from course.building.roots import find_root, is_workbook
-
-    root = find_root()
-    return root if is_workbook(root) else None
-
-
-def read_record(folder: Path) -> dict[str, dict[str, str]]:
-    """Chapter → check → its last verdict, `wrong: ` with the reason."""
-    try:
-        return json.loads((folder / RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-
-
-def in_record(found: Verdict) -> str:
-    """A verdict as the record has it: its kind, and of a wrong one the reason."""
-    return f"{WRONG}: {' | '.join(found.lines)}" if found.kind == WRONG else found.kind
-
-
-def record(folder: Path, verdicts: list[Verdict], chapter: str | None = None) -> None:
-    """Keep the verdicts for the progress view, under the chapter that has these checks."""
-    from course.judging.progress import chapter_of_checks
-
-    chapter = chapter or chapter_of_checks([v.name for v in verdicts])
-    if chapter is None:
-        return
-    known = read_record(folder)
-    known.setdefault(chapter, {}).update({v.name: in_record(v) for v in verdicts})
-    text = json.dumps(known, indent=1, sort_keys=True) + "\n"
-    write_whole(folder / RECORD, text)

@@ -14,6 +14,9 @@ from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from course.building import notebooks
+from course.building.roots import find_root, reference_root
+from course.building.source import directive
 from course.pictures import canvas as draw
 
 if TYPE_CHECKING:
@@ -63,10 +66,6 @@ def package_map(chapter: str | None = None, *, root: Path | None = None) -> draw
     Raises:
         CourseError: for a chapter that is not in the table of contents.
     """
-    from course.building import notebooks
-    from course.building.roots import find_root, reference_root
-    from course.building.source import directive
-
     if root is None:
         places = (reference_root(), find_root())
         root = next((place for place in places if (place / "_toc.yml").is_file()), places[0])

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import ast
 import functools
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import Any
 
-from course.building.roots import is_workbook, reference_root
-from course.building.source import PACKAGE, NotBegun, directive, parse
+from course.building.parsing import parse
+from course.building.roots import is_workbook
+from course.building.source import directive
+from course.building.syntax import Function
 from course.workbooks import stubs
-from course.workbooks.generate import dotted, running_chapter
-from course.workbooks.reference import Written, code_cells, to_write
+from course.workbooks.pieces import Written
+from course.workbooks.unwritten import Unwritten, begin, homes
 
 
 def prepare(root: Path, cell: str) -> tuple[str, str]:
@@ -27,100 +28,6 @@ def prepare(root: Path, cell: str) -> tuple[str, str]:
     if not kept:
         return cell, ""
     return cell, f"kept what the file has, where this cell has a stub: {', '.join(kept)}"
-
-
-class Unwritten:
-    """What a process lacks because nobody has written it yet."""
-
-    def __init__(self) -> None:
-        self._names: dict[str, str] = {}  # a name that could not be made → what was not written
-
-    def cause(self, error: BaseException | None) -> str | None:
-        """What is not written, if that is why the error came; None for any other error."""
-        seen: set[int] = set()
-        while error is not None and id(error) not in seen:
-            seen.add(id(error))
-            found = self._cause(error)
-            if found is not None:
-                return found
-            error = error.__cause__ or error.__context__
-        return None
-
-    def _cause(self, error: BaseException) -> str | None:
-        text = str(error)
-        if isinstance(error, NotImplementedError) and text.startswith(stubs.MARK):
-            return text.removeprefix(stubs.MARK)
-        if isinstance(error, ModuleNotFoundError):
-            is_ours = (error.name or "").split(".")[0] == PACKAGE
-            return error.name if is_ours else None
-        if isinstance(error, ImportError):
-            found = re.match(rf"cannot import name '(\w+)' from '?{PACKAGE}[\w.]*", text)
-            return found[1] if found else None
-        if isinstance(error, NotBegun):
-            return error.name
-        if isinstance(error, NameError) and error.name:
-            return self._names.get(error.name) or (error.name if error.name in _homes() else None)
-        if isinstance(error, AttributeError):
-            found = re.match(rf"module '{PACKAGE}[\w.]*' has no attribute '(\w+)'", text)
-            return found[1] if found else _unwritten_member(error)
-        return None
-
-    def forget(self, namespace: dict[str, Any], names: list[str], cause: str) -> None:
-        """Drop the values of names that should have become something else and could not.
-
-        Nothing that runs later then goes on with what an earlier cell called by the same name. A
-        module or function stays: it may be right, though a file that is being built lacks it.
-        """
-        for name in names:
-            self._names[name] = cause
-            value = namespace.get(name)
-            if not (isinstance(value, ModuleType) or callable(value)):
-                namespace.pop(name, None)
-
-
-unwritten: Unwritten | None = None  # of this process, where it runs a reader's package
-
-
-@functools.cache
-def _homes() -> dict[str, Written]:
-    """Where the book writes each name: in the running chapter, else in a file, else in a cell."""
-    homes: dict[str, Written] = {}
-    root, running = reference_root(), running_chapter()
-
-    def in_turn(found: list[Written]) -> list[Written]:
-        return sorted(found, key=lambda w: (w.chapter != running, not w.path))
-
-    builds = [
-        Written(c.chapter, c.path, name, heading, c)
-        for c, heading in code_cells(root)
-        if c.path
-        for name in ("", *c.parse().definitions)
-    ]
-    written = in_turn(to_write(root))
-    for item in written:
-        homes.setdefault(item.name, item)
-    begin = {(item.cell.where, item.name) for item in builds}
-    for item in written:  # a class is where a cell begins it, though others go on with it
-        if (item.cell.where, top := item.name.split(".")[0]) in begin:
-            homes.setdefault(top, item)
-    for item in in_turn(builds):
-        homes.setdefault(item.name, item)
-        module = dotted(item.path)
-        while module:
-            homes.setdefault(module, item)
-            module = module.rpartition(".")[0]  # a folder that is not there is missed by its name
-    return homes
-
-
-def _unwritten_member(error: AttributeError) -> str | None:
-    """The method that an object lacks, if a cell that the book has would have added it."""
-    cls = error.obj if isinstance(error.obj, type) else type(error.obj)
-    for base in cls.__mro__ if cls.__module__.split(".")[0] == PACKAGE else ():
-        name = f"{base.__name__}.{error.name}"
-        home = _homes().get(name)
-        if home is not None and home.cell.parse().definitions[name].is_def:
-            return name
-    return None
 
 
 def _is_written(root: Path, home: Written | None) -> bool:
@@ -186,7 +93,7 @@ class Guard:
         self._quiet = error
         names = _bound_from(self._cell, self._line(trace))
         self.unwritten.forget(self.shell.user_ns, names, cause)
-        home = _homes().get(cause)
+        home = homes().get(cause)
         where = f" ({home.chapter}, “{home.heading}”)" if home else ""
         said = (
             "written, but its cell has not run here: "
@@ -220,7 +127,7 @@ def _bound_from(cell: str, line: int) -> list[str]:
     for node in tree.body:
         if (node.end_lineno or node.lineno) < line:
             continue
-        if isinstance(node, stubs.Function | ast.ClassDef):
+        if isinstance(node, Function | ast.ClassDef):
             names[node.name] = None
             continue
         for inner in ast.walk(node):
@@ -233,7 +140,9 @@ def _bound_from(cell: str, line: int) -> list[str]:
 
 def guard(shell: Any, root: Path) -> None:
     """Make a workbook's kernel friendly; once per kernel."""
-    global unwritten
-    if unwritten is None:
-        unwritten = Unwritten()
-        Guard(shell, root, unwritten)
+    global _guard
+    if _guard is None:
+        _guard = Guard(shell, root, begin())
+
+
+_guard: Guard | None = None

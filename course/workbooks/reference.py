@@ -6,85 +6,21 @@ of the chapters, one definition at a time, and joined with what the reader has w
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from course.building import notebooks
+from course.building.merging import emit, merge
 from course.building.notebooks import BuildCell, CourseError
+from course.building.package import package, write_changed
+from course.building.parsing import parse
 from course.building.roots import find_root, is_workbook, reference_root
-from course.building.source import (
-    PACKAGE,
-    Piece,
-    Source,
-    directive,
-    emit,
-    merge,
-    parse,
-)
+from course.building.source import PACKAGE, Piece, Source
+from course.building.syntax import parts
 from course.workbooks import stubs
-from course.workbooks.generate import dotted, running_chapter, stubbed
-
-
-@dataclass(frozen=True)
-class Written:
-    """A function that a workbook leaves to the reader: where the book has it."""
-
-    chapter: str
-    path: str  # the file, or "" for one that the notebook itself holds
-    name: str  # dotted: `Req.complete_one`
-    heading: str  # the nearest heading above its cell
-    cell: BuildCell
-
-
-def code_cells(root: Path, names: list[str] | None = None) -> Iterator[tuple[BuildCell, str]]:
-    """The code cells of the chapters, in order, each with the nearest heading above it.
-
-    The path of a cell that builds nothing is "".
-    """
-    for chapter in notebooks.chapters(root) if names is None else names:
-        heading = chapter
-        for index, cell in enumerate(notebooks.read(root, chapter).cells):
-            if cell.cell_type == "markdown":
-                heads = re.findall(r"^#+ +(.+)$", cell.source, flags=re.MULTILINE)
-                heading = heads[-1].replace("`", "") if heads else heading
-            elif cell.cell_type == "code":
-                path = directive(cell.source) or ""
-                yield BuildCell(chapter, index, path, cell.source), heading
-
-
-def to_write(root: Path, names: list[str] | None = None) -> list[Written]:
-    """Everything that the workbooks leave to the reader, in the order of the book."""
-    return [
-        Written(cell.chapter, cell.path, name, heading, cell)
-        for cell, heading in code_cells(root, names)
-        for name in stubbed(cell.chapter, cell.text)[1]
-    ]
-
-
-def find_written(root: Path, name: str) -> list[Written]:
-    """The functions that a name stands for (a class stands for its methods)."""
-    wanted = name.removeprefix(f"{PACKAGE}.")
-    found = []
-    for item in to_write(root):
-        module = dotted(item.path).removeprefix(f"{PACKAGE}.") if item.path else item.chapter
-        names = {f"{prefix}{item.name}" for prefix in ("", f"{module}.")}
-        names.add(f"{module.split('.')[-1]}.{item.name}")
-        names |= {n.rpartition(".")[0] for n in names if "." in item.name}
-        if wanted in names:
-            found.append(item)
-    if not found:
-        raise CourseError(f"no workbook leaves {name} to you; names are such as Req.complete_one")
-    if len({item.path for item in found}) > 1:  # step zero's functions are in the way only there
-        here = [item for item in found if item.chapter == running_chapter()]
-        found = here or [item for item in found if item.path]
-    if len({item.path for item in found}) > 1:
-        places = sorted({f"{dotted(i.path).removeprefix(PACKAGE + '.')}.{i.name}" for i in found})
-        raise CourseError(f"{name} is in several files; say which: {', '.join(places)}")
-    return found
+from course.workbooks.pieces import dotted
 
 
 def _find(root: Path, name: str) -> tuple[BuildCell, str]:
@@ -94,7 +30,7 @@ def _find(root: Path, name: str) -> tuple[BuildCell, str]:
     similar: dict[str, None] = {}
     for cell in notebooks.build_cells(root):
         module = dotted(cell.path).removeprefix(PACKAGE).lstrip(".")
-        known = [*cell.parse().names, *(part.name for part in stubs.parts(cell.text))]
+        known = [*cell.parse().names, *(part.name for part in parts(cell.text))]
         for inner in dict.fromkeys(known):
             if wanted in (inner, f"{module}.{inner}") or (
                 module and wanted == f"{module.split('.')[-1]}.{inner}"
@@ -116,7 +52,7 @@ def reference(root: Path, name: str) -> tuple[BuildCell, str]:
     """The book's source of one definition or method (`Req`, `core.Req.complete_one`), unindented
     as it stands in the file: a class is whole, whichever cells build it."""
     cell, inner = _find(root, name)
-    for part in stubs.parts(cell.text):
+    for part in parts(cell.text):
         if part.name == inner:
             return cell, part.text(cell.text.split("\n"))
     return cell, _in_file(root, cell.path).definitions[inner].text
@@ -124,7 +60,7 @@ def reference(root: Path, name: str) -> tuple[BuildCell, str]:
 
 def _in_file(root: Path, path: str) -> Source:
     """A file as the chapters build it."""
-    return notebooks.package([c for c in notebooks.build_cells(root) if c.path == path])[path]
+    return package([c for c in notebooks.build_cells(root) if c.path == path])[path]
 
 
 def reveal(name: str, *, insert: bool = False) -> Any:
@@ -194,7 +130,7 @@ def catch_up(chapter: int | str, *, overwrite: bool = False) -> None:
         mine = texts.get(cell.path, "")
         texts[cell.path], new = _caught_up(cell, mine, str(target), overwrite=overwrite)
         taken += new
-    _report_catch_up(before, taken, notebooks.write_changed(folder, texts))
+    _report_catch_up(before, taken, write_changed(folder, texts))
 
 
 def chapters_before(root: Path, chapter: int | str) -> list[str]:

@@ -10,51 +10,13 @@ from __future__ import annotations
 import ast
 import builtins
 import textwrap
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from course.building.source import WIDTH, directive
+from course.building.syntax import Function, header_end, is_new_field, parts, stores, work
 
 MARK = "not written yet: "  # how the message of a stub begins
 GIVEN = {"__repr__", "__str__"}  # methods that nobody learns from: the workbook keeps their bodies
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-@dataclass(frozen=True)
-class Part:
-    """A function or method in a text: its dotted name, and its first and last line (1-based)."""
-
-    name: str
-    first: int  # decorators included
-    last: int
-    node: Function
-
-    def text(self, lines: list[str]) -> str:
-        """Its source out of the text's lines."""
-        return "\n".join(lines[self.first - 1 : self.last])
-
-
-def parts(text: str) -> list[Part]:
-    """The functions at the top level of a text and those in its classes, in order."""
-    return list(_parts(ast.parse(text).body, ""))
-
-
-def _parts(body: list[ast.stmt], prefix: str) -> Iterator[Part]:
-    for node in body:
-        if isinstance(node, ast.ClassDef):
-            yield from _parts(node.body, f"{prefix}{node.name}.")
-        elif isinstance(node, Function):
-            yield Part(prefix + node.name, first_line(node), node.end_lineno or node.lineno, node)
-
-
-def first_line(node: ast.stmt) -> int:
-    """The line (1-based) on which a statement begins, decorators included."""
-    return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
-
-
-def work(node: Function) -> list[ast.stmt]:
-    """The statements of a function after its docstring."""
-    return node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
 
 
 def is_stub(node: Function) -> bool:
@@ -111,7 +73,7 @@ def stub(
         hint.append(("" if own else "Hint: ") + _hint(part.node))
         first = part.node.body[0]
         indent = " " * (first.col_offset if first.lineno > part.node.lineno else 4)
-        end = _header_end(part.node, lines)
+        end = header_end(part.node, lines)
         if first.lineno == end:  # `def f(): return 1`
             lines[end - 1] = lines[end - 1][: first.col_offset].rstrip()
             indent = " " * (part.node.col_offset + 4)
@@ -121,18 +83,6 @@ def stub(
         lines[end : part.last] = [*_comments(hint, indent), raising]
         stubbed.append(part.name)
     return "\n".join(lines), stubbed[::-1]
-
-
-def _header_end(node: Function, lines: list[str]) -> int:
-    """The line (1-based) on which the signature ends."""
-    arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-    arguments += [a for a in (node.args.vararg, node.args.kwarg) if a]
-    nodes: list[ast.expr | ast.arg] = [*arguments, *node.args.defaults]
-    nodes += [d for d in node.args.kw_defaults if d] + ([node.returns] if node.returns else [])
-    line = max([node.lineno, *(n.end_lineno or 0 for n in nodes)])
-    while line < node.body[0].lineno and not lines[line - 1].split("#")[0].rstrip().endswith(":"):
-        line += 1
-    return line
 
 
 def _comments(texts: list[str], indent: str) -> list[str]:
@@ -207,17 +157,6 @@ def _uses(node: Function) -> list[str]:
             is_known = inner.id in bound or hasattr(builtins, inner.id)
             uses |= {} if is_known else {inner.id: None}
     return list(uses)
-
-
-def is_new_field(node: ast.AST) -> bool:
-    """Whether it is `self.x` on the left of an assignment."""
-    if not (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)):
-        return False
-    return isinstance(node.value, ast.Name) and node.value.id == "self"
-
-
-def stores(name: ast.Name) -> bool:
-    return isinstance(name.ctx, ast.Store)
 
 
 def graft(text: str, donor: str, choose: Callable[[str, bool], bool]) -> tuple[str, list[str]]:
