@@ -33,13 +33,13 @@ __all__ = [
 
 _HOMES = {
     "catch_up": "workbooks.reference",
-    "check": "judging.verdict",
-    "judge": "judging.verdict",
+    "check": "judging.checks",
+    "judge": "judging.checks",
     "load_ipython_extension": "kernel",
     "model": "checkpoints",
     "progress": "judging.progress",
     "reveal": "workbooks.reference",
-    "run_checks": "judging.verdict",
+    "run_checks": "judging.checks",
     "tiny": "checkpoints",
 }
 _MODULES = {"draw": "pictures.canvas", "widgets": "pictures.widgets"}

@@ -6,6 +6,8 @@ import ast
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import course
+
 ROOT = Path(__file__).resolve().parent.parent
 COURSE = ROOT / "course"
 ALLOWED: dict[str, set[str]] = {
@@ -79,3 +81,7 @@ def test_an_import_stands_at_the_top_but_for_what_is_heavy() -> None:
         if is_inside and room(other) not in LATE
     ]
     assert not late
+
+
+def test_the_front_doors_open() -> None:
+    assert all(getattr(course, name) for name in course.__all__)

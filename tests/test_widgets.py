@@ -10,7 +10,8 @@ import pytest
 
 from course.pictures import canvas as draw
 from course.pictures import widgets
-from course.pictures.widgets import Frame, live, stepper
+from course.pictures.stepper import Frame, stepper
+from course.pictures.widgets import live
 
 
 def picture(label: str) -> draw.Canvas:

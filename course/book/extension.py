@@ -9,7 +9,7 @@ It changes pages while they are built, never the notebooks:
   it follows the reader's theme and its linked parts work;
 * a widget becomes a few lines of HTML with all its pictures (`players`);
 * an answer is one fold: its words, its code, and what the code prints;
-* names of the package lead to where they are built, terms to the glossary (`names`);
+* names of the package lead to where they are built, terms to the glossary (`links`);
 * formulas are MathML, which needs no script;
 * pages load less: no FontAwesome script (icons come from the theme's font);
 * directives for the Markdown pages are in `pages`.
@@ -28,7 +28,7 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util import logging
 
 from course import launch
-from course.book import names, pages, players
+from course.book import links, pages, players
 from course.book.names import anchor
 from course.book.pages import DIFFERENCE
 from course.building import source
@@ -349,15 +349,15 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_post_transform(InlinePictures)
     pages.setup(app)
     app.add_post_transform(players.Players)
-    app.add_post_transform(names.Links)
-    app.add_domain(names.Package)
+    app.add_post_transform(links.Links)
+    app.add_domain(links.Package)
     app.add_css_file(players.STYLE_SHEET)
     app.connect("config-inited", _buttons)
     app.connect("html-page-context", _add_local_launch, priority=600)
     app.connect("html-page-context", _add_search)
     app.add_html_math_renderer("mathml", (_visit_math, None), (_visit_math, None))
     app.connect("builder-inited", players.write_style_sheet)
-    app.connect("builder-inited", names.load)
-    app.connect("env-updated", names.rewrite_if_moved)
+    app.connect("builder-inited", links.load)
+    app.connect("env-updated", links.rewrite_if_moved)
     app.connect("build-finished", _mend_pages)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -25,59 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sphinx.application import Sphinx
+from course.pictures.engine import engine_map
 
 NO_BREAK, WORD_JOINER = "\u00a0", "\u2060"
 DIFFERENCE = "difference-from-upstream"
 """The id of a chapter's box with the differences from the official code."""
-
-
-# -- picture ---------------------------------------------------------------------------------------
-
-
-def engine_map() -> draw.Canvas:
-    """The parts of an engine, and the chapter that builds each."""
-    c = draw.Canvas(
-        456,
-        398,
-        title="The parts of the engine and the chapters that build them",
-        desc=(
-            "From top to bottom: the server with its tokenizer (part three, to come), the "
-            "scheduler (part two, to come), and the engine (chapter 06). Inside the engine: the "
-            "model (03) made of layers (02), attention (05), the KV cache with its page table "
-            "(04), and the sampler (06). Below, used by all: requests, batches, the context (01)."
-        ),
-    )
-    c.box(8, 8, 440, 42, kind="todo", text="server, tokenizer", sub="part three")
-    c.arrow(228, 50, 228, 64)
-    c.box(8, 64, 440, 42, kind="todo", text="scheduler", sub="part two")
-    c.arrow(228, 106, 228, 120, label="a batch")
-    c.box(8, 120, 440, 176, kind="plain")
-    c.text(20, 138, "engine/", weight="bold", mono=True)
-    c.text(436, 138, "chapter 06", anchor="end", muted=True)
-    c.box(20, 154, 206, 130, kind="cached")
-    c.text(32, 173, "models/", weight="bold", mono=True)
-    c.text(214, 173, "03", anchor="end", muted=True)
-    c.box(32, 192, 182, 80, kind="cached")
-    c.text(44, 211, "layers/", weight="bold", mono=True)
-    c.text(202, 211, "02", anchor="end", muted=True)
-    c.text(44, 234, "linear, norm, RoPE,")
-    c.text(44, 254, "embedding, LM head")
-    for y, name, what, chapter in [
-        (154, "attention/", "over scattered pages", "05"),
-        (199, "kvcache/", "pool and page table", "04"),
-        (244, "sampler", "logits to tokens", "06"),
-    ]:
-        c.box(238, y, 198, 40, kind="cached")
-        c.text(250, y + 12, name, weight="bold", mono=True, size=13)
-        c.text(424, y + 12, chapter, anchor="end", muted=True, size=13)
-        c.text(250, y + 29, what, size=13)
-    c.box(8, 308, 440, 42, kind="cached")
-    c.text(20, 329, "core.py", weight="bold", mono=True)
-    c.text(90, 329, "requests, batches, the context")
-    c.text(436, 329, "01", anchor="end", muted=True)
-    c.legend(8, 366, [("cached", "part one"), ("todo", "to come")])
-    return c
-
 
 PICTURES: dict[str, Callable[[], draw.Canvas]] = {"engine": engine_map}
 """Name → drawing function, for the `picture` directive."""
@@ -97,8 +49,6 @@ class Picture(SphinxDirective):
 
 
 # -- widget ----------------------------------------------------------------------------------------
-
-
 class Widget(SphinxDirective):
     """``{widget} CHAPTER NUMBER``: a chapter's widget (counted from 0) on another page.
 
@@ -133,7 +83,6 @@ class Widget(SphinxDirective):
 
 
 # -- road map --------------------------------------------------------------------------------------
-
 _MINUTES = {
     "an hour and a half": 90,
     "an hour and a quarter": 75,
@@ -271,8 +220,6 @@ class RoadMap(SphinxDirective):
 
 
 # -- the map to the official code -----------------------------------------------------------------
-
-
 def _spoken(text: str) -> list[nodes.Node]:
     """Plain text with `code` in back quotes, as nodes."""
     parts = re.split(r"`([^`]+)`", text)

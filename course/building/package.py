@@ -7,12 +7,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from course.building.merging import emit, merge
-from course.building.notebooks import (
-    BuildCell,
-    CourseError,
-    build_cells,
-    chapters,
-)
+from course.building.notebooks import BuildCell, CourseError, build_cells, chapters
 from course.building.parsing import parse
 from course.building.rules import notebook_faults
 from course.building.source import PACKAGE, BuildError, Source, write_whole

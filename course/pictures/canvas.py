@@ -34,12 +34,31 @@ smaller than :data:`MIN_SIZE`.
 
 from __future__ import annotations
 
-import html
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Literal
+
+from course.pictures.style import (
+    KINDS,
+    MAX_WIDTH,
+    MIN_SIZE,
+    PHONE_WIDTH,
+    SHRINK,
+    Anchor,
+    Look,
+    clean,
+    cross,
+    esc,
+    fit,
+    fmt,
+    hatch,
+    look_of,
+    style,
+    text_width,
+    visible,
+)
 
 __all__ = [
     "KINDS",
@@ -54,277 +73,6 @@ __all__ = [
     "text_width",
     "visible",
 ]
-
-MAX_WIDTH = 720
-"""The widest picture that fits the text column of the book at full size."""
-
-PHONE_WIDTH = 456
-"""The widest picture that a phone (375 px) shows without scrolling inside its frame."""
-
-MIN_SIZE = 13
-"""The smallest font size, in user units. Smaller requests are raised to it."""
-
-SHRINK = 0.75
-"""A picture is scaled down to this share of its size at most; then its frame scrolls."""
-
-Anchor: TypeAlias = Literal["start", "middle", "end"]
-
-# -- colors ---------------------------------------------------------------------------------------
-
-# hue -> (fill, line). Text in ink on every fill has a contrast of at least 7:1, and every line at
-# least 3:1 against the background, in both themes (tests/test_draw.py computes it).
-_LIGHT: dict[str, tuple[str, str]] = {
-    "blue": ("#cfe2f6", "#0a66a8"),
-    "orange": ("#ffe2ad", "#a96800"),
-    "green": ("#c6ecdc", "#007a58"),
-    "yellow": ("#f6f0a0", "#857500"),
-    "purple": ("#f3d6e6", "#a2447a"),
-    "sky": ("#d9f3fd", "#2a86b0"),
-    "red": ("#fcd5c3", "#c04a00"),
-    "gray": ("#e3e6eb", "#646d7a"),
-    "plain": ("#f6f7f9", "#75808f"),
-    "free": ("#fbfcfd", "#8a93a0"),
-    "todo": ("#ffffff", "#646d7a"),
-    "rule": ("#ffffff", "#d3d8df"),
-}
-_DARK: dict[str, tuple[str, str]] = {
-    "blue": ("#173b5e", "#64b2ea"),
-    "orange": ("#573a06", "#f0ab2c"),
-    "green": ("#0e4636", "#3fcb9c"),
-    "yellow": ("#454009", "#e3d84d"),
-    "purple": ("#50283f", "#e59ac4"),
-    "sky": ("#134b61", "#86d6f7"),
-    "red": ("#5a2a10", "#f78e55"),
-    "gray": ("#363c47", "#a0a9b6"),
-    "plain": ("#242a33", "#8791a0"),
-    "free": ("#1b2027", "#6f7987"),
-    "todo": ("#14181e", "#a0a9b6"),
-    "rule": ("#14181e", "#3a424e"),
-}
-_INK = {"light": "#17202c", "dark": "#e9edf3"}
-_MUTED = {"light": "#4d5867", "dark": "#b4bdca"}
-_GROUND = {"light": "#ffffff", "dark": "#14181e"}
-
-Pattern: TypeAlias = Literal["", "hatch", "cross"]
-Strip: TypeAlias = Literal["", "bottom", "left"]
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """How one kind of box looks: hue, pattern inside, border dashes, corner radius, strip."""
-
-    hue: str
-    label: str
-    pattern: Pattern = ""
-    dash: str = ""
-    radius: float = 4
-    strip: Strip = ""
-    strip_dash: str = ""
-
-
-_IDENTITY = ("blue", "orange", "green", "purple", "yellow", "red", "sky", "gray")
-_STRIP_DASHES = ("", "7 3", "2 2.5", "10 3 2 3", "4 2 1 2", "1 4", "14 4", "5 6")
-
-_KINDS: dict[str, _Kind] = {
-    "cached": _Kind("blue", "cached"),
-    "new": _Kind("orange", "computed now", pattern="hatch"),
-    "todo": _Kind("todo", "to come", dash="5 4"),
-    "free": _Kind("free", "free"),
-    "waste": _Kind("red", "wasted", pattern="cross"),
-    "weight": _Kind("purple", "weight", radius=0),
-    "act": _Kind("green", "activation", radius=10),
-    "plain": _Kind("plain", ""),
-    "dummy": _Kind("gray", "dummy", dash="1.5 3"),
-}
-for _i, (_hue, _dashes) in enumerate(zip(_IDENTITY, _STRIP_DASHES, strict=True)):
-    _KINDS[f"page{_i}"] = _Kind(_hue, f"page {_i}", strip="bottom", strip_dash=_dashes)
-for _i in range(6):
-    _KINDS[f"req{_i}"] = _Kind(
-        _IDENTITY[_i], f"request {_i}", strip="left", strip_dash=_STRIP_DASHES[_i]
-    )
-
-KINDS: tuple[str, ...] = tuple(_KINDS)
-"""The names that ``kind=`` takes:
-
-``cached`` (KV already in the pool), ``new`` (computed by this pass), ``todo`` (to come), ``free``,
-``waste``, ``weight`` (square corners), ``act`` (round corners), ``plain``, ``dummy``,
-``page0`` … ``page7`` (which page; use ``f"page{n % 8}"``) and ``req0`` … ``req5`` (which request).
-"""
-
-
-def _kind(name: str) -> _Kind:
-    try:
-        return _KINDS[name]
-    except KeyError:
-        raise ValueError(f"unknown kind {name!r}; choose from {', '.join(KINDS)}") from None
-
-
-# -- small helpers --------------------------------------------------------------------------------
-
-
-def _n(value: float) -> str:
-    """A coordinate with at most two decimals; -0 and trailing zeros never appear."""
-    if not math.isfinite(value):
-        raise ValueError(f"a coordinate must be a finite number, got {value}")
-    text = f"{value:.2f}".rstrip("0").rstrip(".")
-    return "0" if text == "-0" else text
-
-
-# What XML 1.0 can't hold: control characters, lone surrogates, and two that aren't characters.
-_NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0d\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
-
-
-def _clean(text: object) -> str:
-    """`text` as a string that XML can hold; whatever it can't becomes U+FFFD."""
-    return _NOT_XML.sub("\ufffd", str(text))
-
-
-def _esc(text: object) -> str:
-    """`text` escaped for SVG content and for double-quoted attributes."""
-    return html.escape(_clean(text), quote=True)
-
-
-_VISIBLE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
-
-
-def visible(token: str) -> str:
-    """A token as a reader can see it: a space shows as ``␣``, a newline as ``⏎``, a tab as ``⇥``.
-
-    >>> visible(" Paris")
-    '␣Paris'
-    """
-    return _clean(token.translate(_VISIBLE))
-
-
-def text_width(text: object, size: float = 14, *, mono: bool = False) -> float:
-    """About how wide `text` is at font size `size`, in user units (never far too small)."""
-    narrow, wide = set("iljtfrI.,:;'|!()[] "), set("mwMW@%—…")
-    total = 0.0
-    for char in _clean(text):
-        if ord(char) >= 0x1100:  # CJK, emoji and other wide characters
-            total += 1.0 if ord(char) >= 0x2E80 else 0.75
-        elif mono:
-            total += 0.61
-        else:
-            total += 0.34 if char in narrow else 0.9 if char in wide else 0.58
-    return total * size
-
-
-def _fit(text: str, room: float, size: float, mono: bool) -> tuple[str, float]:
-    """`text` and a font size at which it fits into `room`: smaller type first, then an ellipsis."""
-    needed = text_width(text, size, mono=mono)
-    if needed <= room:
-        return text, size
-    size = max(MIN_SIZE, size * room / needed)
-    if text_width(text, size, mono=mono) <= room:
-        return text, size
-    while text and text_width(text + "…", size, mono=mono) > room:
-        text = text[:-1]
-    return text.rstrip() + "…" if text else "…", size
-
-
-def _hatch(x: float, y: float, w: float, h: float, step: float = 7) -> str:
-    """Path data of diagonal lines (bottom left to top right) inside a rectangle."""
-    parts = []
-    offset = step / 2
-    while offset < w + h:
-        x0, y0 = (x, y + offset) if offset <= h else (x + offset - h, y + h)
-        x1, y1 = (x + offset, y) if offset <= w else (x + w, y + offset - w)
-        parts.append(f"M{_n(x0)} {_n(y0)}L{_n(x1)} {_n(y1)}")
-        offset += step
-    return "".join(parts)
-
-
-def _cross(x: float, y: float, w: float, h: float, step: float = 9) -> str:
-    """Path data of diagonal lines in both directions inside a rectangle."""
-    parts = [_hatch(x, y, w, h, step)]
-    offset = step / 2
-    while offset < w + h:
-        x0, y0 = (x, y + h - offset) if offset <= h else (x + offset - h, y)
-        x1, y1 = (x + offset, y + h) if offset <= w else (x + w, y + h - offset + w)
-        parts.append(f"M{_n(x0)} {_n(y0)}L{_n(x1)} {_n(y1)}")
-        offset += step
-    return "".join(parts)
-
-
-# -- the style sheet ------------------------------------------------------------------------------
-
-_DARK_SCOPE = ':is(html[data-theme="dark"],body[data-jp-theme-light="false"],body.vscode-dark)'
-_SANS = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
-_MONO = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
-
-
-_HALO = "stroke-width:4;stroke-linejoin:round;paint-order:stroke"
-
-
-def _paint(prop: str, var: str, literal: str) -> str:
-    """A declaration twice: the literal for simple SVG readers, then the variable for browsers."""
-    return f"{prop}:{literal};{prop}:var(--mg-{var},{literal})"
-
-
-def _both(fill_var: str, line_var: str, fill: str, line: str) -> str:
-    return f"{_paint('fill', fill_var, fill)};{_paint('stroke', line_var, line)}"
-
-
-def _base_style() -> str:
-    rules = [
-        f".mg{{max-width:100%;height:auto;font-family:{_SANS}}}",
-        f".mg .mgg{{{_paint('fill', 'ground', _GROUND['light'])}}}",
-        f".mg text{{{_paint('fill', 'ink', _INK['light'])};stroke:none}}",
-        f".mg .mgu{{{_paint('fill', 'muted', _MUTED['light'])}}}",
-        f".mg .mgm{{font-family:{_MONO}}}",
-        ".mg .mgw{font-weight:650}",
-        ".mg .mgh{stroke-width:1.4;stroke-opacity:.42;fill:none}",
-        ".mg .mgs{stroke-width:5;fill:none}",
-        ".mg .mgl{fill:none}",
-        ".mg .mgb>rect{stroke-width:1.5;stroke-width:var(--mg-hw,1.5);stroke:var(--mg-hs)}",
-        ".mg .mgl{stroke:var(--mg-hs)}",
-        f".mg .h-ink{{{_both('ink', 'ink', _INK['light'], _INK['light'])}}}",
-    ]
-    for hue, (fill, line) in _LIGHT.items():
-        rules.append(f".mg .h-{hue}{{{_both(hue + '-f', hue + '-l', fill, line)}}}")
-        rules.append(f".mg .e-{hue}{{{_paint('fill', hue + '-l', line)}}}")
-    for hue in ("orange", "red"):  # a halo keeps text readable on a pattern
-        halo = _paint("stroke", f"{hue}-f", _LIGHT[hue][0])
-        rules.append(f".mg .h-{hue}>.mgx{{{halo};{_HALO}}}")
-    ground = _paint("stroke", "ground", _GROUND["light"])
-    rules.append(f".mg .mgy{{{ground};{_HALO}}}")
-    rules += [
-        ".mg [tabindex]{cursor:pointer;outline:none}",
-        ".mg:has([tabindex]:hover,[tabindex]:focus) .mgb{opacity:.5}",
-        ".mg .mgb>rect,.mg .mgl{transition:stroke-width .1s}",
-    ]
-    dark = [
-        f"--mg-ground:var(--pst-color-background,var(--jp-layout-color0,{_GROUND['dark']}))",
-        f"--mg-ink:{_INK['dark']}",
-        f"--mg-muted:{_MUTED['dark']}",
-        "color-scheme:dark",
-    ]
-    for hue, (fill, line) in _DARK.items():
-        dark += [f"--mg-{hue}-f:{fill}", f"--mg-{hue}-l:{line}"]
-    rules.append(f"{_DARK_SCOPE} .mg{{{';'.join(dark)}}}")
-    return "".join(rules)
-
-
-_BASE_STYLE = _base_style()
-
-
-def style(links: int = 0) -> str:
-    """The style sheet of a picture with `links` linked keys, without the ``<style>`` tag.
-
-    The rules name classes, not pictures: one copy serves every picture on a page. Rules for links
-    are numbered, so that the copy for the largest number serves all.
-    """
-    if not links:
-        return _BASE_STYLE
-    on = ",".join(f".mg:has(.k{i}:hover,.k{i}:focus) .k{i}" for i in range(links))
-    return (
-        f"{_BASE_STYLE}{on}"
-        f"{{opacity:1;font-weight:700;--mg-hw:3.5;--mg-hs:var(--mg-ink,{_INK['light']})}}"
-    )
-
-
-# -- the canvas -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -438,8 +186,9 @@ class Canvas:
         slack = 0.51
         if x < -slack or y < -slack or x + w > self.width + slack or y + h > self.height + slack:
             raise ValueError(
-                f"{what} at x {_n(x)}…{_n(x + w)}, y {_n(y)}…{_n(y + h)} sticks out of the "
-                f"picture of {_n(self.width)} × {_n(self.height)}: enlarge the canvas or move it in"
+                f"{what} at x {fmt(x)}…{fmt(x + w)}, y {fmt(y)}…{fmt(y + h)} sticks out of the "
+                f"picture of {fmt(self.width)} × {fmt(self.height)}: enlarge the canvas or move it "
+                "in"
             )
 
     def _label(
@@ -457,20 +206,20 @@ class Canvas:
         cls = f' class="{" ".join(classes)}"' if classes else ""
         place = "" if anchor == "start" else f' text-anchor="{anchor}"'
         return (
-            f'<text x="{_n(x)}" y="{_n(y + size * 0.35)}" font-size="{_n(size)}"{place}{cls}>'
-            f"{_esc(s)}</text>"
+            f'<text x="{fmt(x)}" y="{fmt(y + size * 0.35)}" font-size="{fmt(size)}"{place}{cls}>'
+            f"{esc(s)}</text>"
         )
 
     @staticmethod
     def _outline(
-        look: _Kind, x: float, y: float, w: float, h: float, *, radius: float = 0
+        look: Look, x: float, y: float, w: float, h: float, *, radius: float = 0
     ) -> list[str]:
         """The rectangle of a box and, where its kind has one, the pattern in it."""
         dash = f' stroke-dasharray="{look.dash}"' if look.dash else ""
-        rx = f' rx="{_n(radius)}"' if radius else ""
-        parts = [f'<rect x="{_n(x)}" y="{_n(y)}" width="{_n(w)}" height="{_n(h)}"{rx}{dash}/>']
+        rx = f' rx="{fmt(radius)}"' if radius else ""
+        parts = [f'<rect x="{fmt(x)}" y="{fmt(y)}" width="{fmt(w)}" height="{fmt(h)}"{rx}{dash}/>']
         if look.pattern:
-            draw_lines = _hatch if look.pattern == "hatch" else _cross
+            draw_lines = hatch if look.pattern == "hatch" else cross
             parts.append(f'<path class="mgh" d="{draw_lines(x + 1, y + 1, w - 2, h - 2)}"/>')
         return parts
 
@@ -504,13 +253,13 @@ class Canvas:
             tip: tooltip, and what a screen reader says for a linked box.
             anchor: "start" aligns the text left, "end" right.
         """
-        look = _kind(kind)
+        look = look_of(kind)
         self._check_inside(x, y, w, h, f"box {str(text)!r}")
         parts = self._outline(look, x, y, w, h, radius=min(look.radius, w / 4, h / 4))
         strips = [look] if look.strip else []
         pad_left = 0.0
         if mark is not None:
-            marked = _kind(mark)
+            marked = look_of(mark)
             if not marked.strip:
                 raise ValueError(f"mark= takes a page or a request (page0…, req0…), got {mark!r}")
             strips.append(marked)
@@ -518,17 +267,17 @@ class Canvas:
             own = "" if strip is look else f" h-{strip.hue}"
             sdash = f' stroke-dasharray="{strip.strip_dash}"' if strip.strip_dash else ""
             if strip.strip == "bottom":
-                line = f"M{_n(x + 1.5)} {_n(y + h - 3)}H{_n(x + w - 1.5)}"
+                line = f"M{fmt(x + 1.5)} {fmt(y + h - 3)}H{fmt(x + w - 1.5)}"
             else:
-                line = f"M{_n(x + 3)} {_n(y + 1.5)}V{_n(y + h - 1.5)}"
+                line = f"M{fmt(x + 3)} {fmt(y + 1.5)}V{fmt(y + h - 1.5)}"
                 pad_left = 4
             parts.append(f'<path class="mgs{own}"{sdash} d="{line}"/>')
 
-        text, sub = _clean(text), _clean(sub)
+        text, sub = clean(text), clean(sub)
         inner = w - 8 - pad_left
-        shown, size = _fit(text, inner, size, mono) if text else ("", size)
+        shown, size = fit(text, inner, size, mono) if text else ("", size)
         sub_size = max(MIN_SIZE, size - 2)
-        shown_sub, sub_size = _fit(sub, inner, sub_size, mono) if sub else ("", sub_size)
+        shown_sub, sub_size = fit(sub, inner, sub_size, mono) if sub else ("", sub_size)
         if tip is None and (shown != text or shown_sub != sub):
             tip = f"{text} {sub}".strip()
         tx = {"start": x + 8 + pad_left, "middle": x + (w + pad_left) / 2, "end": x + w - 8}[anchor]
@@ -578,7 +327,7 @@ class Canvas:
             classes.append("mgw")
         if muted:
             classes.append("mgu")
-        lines = _clean(s).split("\n")
+        lines = clean(s).split("\n")
         body = "".join(
             self._label(x, y + i * size * 1.35, line, size=size, anchor=anchor, classes=classes)
             for i, line in enumerate(lines)
@@ -617,7 +366,7 @@ class Canvas:
         key: str | None = None,
     ) -> None:
         """A line through `points`; `dashed` may be an SVG dash pattern such as ``"2 3"``."""
-        d = "M" + "L".join(f"{_n(x)} {_n(y)}" for x, y in points)
+        d = "M" + "L".join(f"{fmt(x)} {fmt(y)}" for x, y in points)
         self._path(d, kind=kind, dashed=dashed, width=width, key=key)
 
     def _path(
@@ -631,12 +380,12 @@ class Canvas:
         extra: str = "",
         label: str = "",
     ) -> None:
-        hue = "ink" if kind is None else "rule" if kind == "rule" else _kind(kind).hue
+        hue = "ink" if kind is None else "rule" if kind == "rule" else look_of(kind).hue
         pattern = "5 4" if dashed is True else dashed or ""
-        dash = f' stroke-dasharray="{_esc(pattern)}"' if pattern else ""
+        dash = f' stroke-dasharray="{esc(pattern)}"' if pattern else ""
         self._add(
             f"mgb h-{hue}",
-            f'<path class="mgl" stroke-width="{_n(width)}"{dash} d="{d}"/>{extra}',
+            f'<path class="mgl" stroke-width="{fmt(width)}"{dash} d="{d}"/>{extra}',
             key=key,
             label=label,
         )
@@ -669,15 +418,15 @@ class Canvas:
         if bend:
             end = math.hypot(x2 - cx, y2 - cy) or 1
             ex, ey = (x2 - cx) / end, (y2 - cy) / end
-            d = f"M{_n(x1)} {_n(y1)}Q{_n(cx)} {_n(cy)} {_n(x2 - ex * 5)} {_n(y2 - ey * 5)}"
+            d = f"M{fmt(x1)} {fmt(y1)}Q{fmt(cx)} {fmt(cy)} {fmt(x2 - ex * 5)} {fmt(y2 - ey * 5)}"
         else:
             ex, ey = ux, uy
-            d = f"M{_n(x1)} {_n(y1)}L{_n(x2 - ex * 5)} {_n(y2 - ey * 5)}"
-        hue = "ink" if kind is None else _kind(kind).hue
+            d = f"M{fmt(x1)} {fmt(y1)}L{fmt(x2 - ex * 5)} {fmt(y2 - ey * 5)}"
+        hue = "ink" if kind is None else look_of(kind).hue
         bx, by = x2 - ex * 9, y2 - ey * 9
         head = (
-            f'<path class="e-{hue}" stroke="none" d="M{_n(x2)} {_n(y2)}'
-            f'L{_n(bx - ey * 4)} {_n(by + ex * 4)}L{_n(bx + ey * 4)} {_n(by - ex * 4)}Z"/>'
+            f'<path class="e-{hue}" stroke="none" d="M{fmt(x2)} {fmt(y2)}'
+            f'L{fmt(bx - ey * 4)} {fmt(by + ex * 4)}L{fmt(bx + ey * 4)} {fmt(by - ex * 4)}Z"/>'
         )
         extra = head if hue != "ink" else head.replace(' class="e-ink"', "")
         if label:
@@ -699,16 +448,16 @@ class Canvas:
         tip: str | None = None,
     ) -> None:
         """A small filled mark centered on (`x`, `y`); `shape` tells marks apart without color."""
-        hue = "ink" if kind is None else _kind(kind).hue
+        hue = "ink" if kind is None else look_of(kind).hue
         if shape == "circle":
-            body = f'<circle cx="{_n(x)}" cy="{_n(y)}" r="{_n(r)}"/>'
+            body = f'<circle cx="{fmt(x)}" cy="{fmt(y)}" r="{fmt(r)}"/>'
         else:
             corners = {
                 "square": [(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)],
                 "triangle": [(0, -1.2), (1.1, 0.8), (-1.1, 0.8)],
                 "diamond": [(0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)],
             }[shape]
-            points = "L".join(f"{_n(x + dx * r)} {_n(y + dy * r)}" for dx, dy in corners)
+            points = "L".join(f"{fmt(x + dx * r)} {fmt(y + dy * r)}" for dx, dy in corners)
             body = f'<path d="M{points}Z"/>'
         paint = "" if hue == "ink" else f' class="e-{hue}"'
         self._add(f"mgb h-{hue}", f"<g{paint}>{body}</g>", key=key, tip=tip)
@@ -734,7 +483,7 @@ class Canvas:
         if x1 < x0:
             raise ValueError(f"a bracket runs from left to right, got {x0} … {x1}")
         sign = 1 if side == "below" else -1
-        d = f"M{_n(x0)} {_n(y)}v{_n(6 * sign)}H{_n(x1)}v{_n(-6 * sign)}"
+        d = f"M{fmt(x0)} {fmt(y)}v{fmt(6 * sign)}H{fmt(x1)}v{fmt(-6 * sign)}"
         extra = ""
         if label != "":
             half = text_width(label, 14, mono=mono) / 2
@@ -761,7 +510,7 @@ class Canvas:
         limit = x + (width if width is not None else self.width - x)
         cx, cy = x, y
         for entry in kinds:
-            kind, label = entry if isinstance(entry, tuple) else (entry, _kind(entry).label)
+            kind, label = entry if isinstance(entry, tuple) else (entry, look_of(entry).label)
             label = label or kind
             need = 22 + 6 + text_width(label, 13) + 18
             if cx > x and cx + need - 18 > limit:
@@ -1195,7 +944,7 @@ class Canvas:
         for element in self._elements:
             attributes = ""
             if element.key is not None:
-                attributes = f' data-key="{_esc(element.key)}"'
+                attributes = f' data-key="{esc(element.key)}"'
             number = linked.get(element.key) if element.key is not None else None
             classes = element.classes
             if number is not None and element.key is not None:
@@ -1204,18 +953,18 @@ class Canvas:
                 stop = "-1" if element.key in reached else "0"
                 reached.add(element.key)
                 name = element.tip or element.label or element.key
-                attributes += f' tabindex="{stop}" role="img" aria-label="{_esc(name)}"'
-            tip = f"<title>{_esc(element.tip)}</title>" if element.tip else ""
+                attributes += f' tabindex="{stop}" role="img" aria-label="{esc(name)}"'
+            tip = f"<title>{esc(element.tip)}</title>" if element.tip else ""
             body.append(f'<g class="{classes}"{attributes}>{tip}{element.body}</g>')
         # Parts that can be reached one by one must not be swallowed by role="img".
         role = "group" if linked else "img"
         sheet = f"<style>{style(len(linked))}</style>" if with_style else ""
-        desc = f"<desc>{_esc(self.desc)}</desc>" if self.desc else ""
-        w, h = _n(self.width), _n(self.height)
+        desc = f"<desc>{esc(self.desc)}</desc>" if self.desc else ""
+        w, h = fmt(self.width), fmt(self.height)
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" class="mg" viewBox="0 0 {w} {h}" '
-            f'width="{w}" height="{h}" role="{role}" aria-label="{_esc(self.title)}">'
-            f"<title>{_esc(self.title)}</title>{desc}{sheet}"
+            f'width="{w}" height="{h}" role="{role}" aria-label="{esc(self.title)}">'
+            f"<title>{esc(self.title)}</title>{desc}{sheet}"
             f'<rect class="mgg" width="{w}" height="{h}" rx="6"/>{"".join(body)}</svg>'
         )
 
@@ -1255,7 +1004,7 @@ def _common_size(
 ) -> float:
     """The largest font size at or below `size` at which the text of every cell fits."""
     texts = [cell.text if isinstance(cell, Cell) else cell or "" for row in rows for cell in row]
-    return min((_fit(str(text), room - 8, size, mono)[1] for text in texts), default=size)
+    return min((fit(str(text), room - 8, size, mono)[1] for text in texts), default=size)
 
 
 def _rows(nodes: Sequence[Node]) -> int:
