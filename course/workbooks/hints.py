@@ -209,7 +209,7 @@ _HINTS = {
     },
     "utils/device.py": {
         "physical_cores": "`loky.cpu_count`, called as that, with warnings and stderr caught",
-        "_left": 'a file that is missing, or says "max", raises: then try the other version\'s names',
+        "_left": "no such file, or one that says max, raises: try the other version's names",
     },
     "engine/config.py": {
         "check_ranks": "the numbers that would do are at most as many as there are query heads",
@@ -219,7 +219,7 @@ _HINTS = {
     },
     "engine/graph.py": {
         "_determine_cuda_graph_bs": "the largest: 256 with more than 80 GiB free, else 160",
-        "_make_recorder": "on a CPU `CPURecorder()` of minisgl.kernel.cpu.graph (`import_optional`)",
+        "_make_recorder": "on a CPU `CPURecorder()` of the optional minisgl.kernel.cpu.graph",
         "_weights": "`layer._parts()` gives weights and layers, whose own come in their place",
         "GraphRunner._capture_graphs": (
             "for each size, in this order: a decode batch of dummies, also as `padded_reqs`; its "
@@ -231,7 +231,7 @@ _HINTS = {
         "plan_memory": "the override changes the number of pages and not the budget",
         "Engine._claim_process": "a rank that is set already and the same stays, without an error",
         "Engine._load_model": "the table of operations before any layer; undone like RoPE's device",
-        "Engine._check_logits": "a row's largest logit is finite exactly if no entry is NaN or +inf",
+        "Engine._check_logits": "a row's largest logit is finite if no entry is NaN or +inf",
         "Engine._draw": "`dist.broadcast` from rank 0, if there is a group",
         "Engine._make_page_table": "width: max_seq_len rounded up to a multiple of 32",
     },

@@ -243,7 +243,8 @@ class Engine:
             uids = [req.uid for req, fine in zip(batch.reqs, finite, strict=True) if not fine]
             raise RuntimeError(
                 f"the logits of the requests {uids} are not finite, so no token can be drawn: are "
-                f"all weights finite, and is {self.dtype} wide enough for this model?"
+                f"all weights finite, is {self.dtype} wide enough for this model, and was every "
+                "slot written before it is read?"
             )
 
     def forward_batch(self, batch: Batch, args: BatchSamplingArgs) -> ForwardOutput:

@@ -90,7 +90,7 @@ CHANGES = [
     pages.allocate_paged(batch.reqs)  # (d)
 """,
         "check_serve",
-        "page size 1: step zero says",
+        "",
     ),
     Change(
         "every pass is a prefill",
