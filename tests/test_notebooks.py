@@ -251,7 +251,7 @@ def test_errors_in_a_notebook_begin_at_the_readers_line(root):
         re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(output.traceback)) for output in (failed, syntax)
     )
     assert failed.ename == "ValueError" and "LIMIT = math.sqrt(-1)" in shown
-    assert "run_cell" not in shown and "builder.py" not in shown
+    assert "run_cell" not in shown and "plan.py" not in shown
     assert shown.endswith("\nminisgl/core.py is unchanged")
     first, code, caret, said, kept = shown_syntax.strip().splitlines()
     assert re.search(r"<cell of minisgl.core \w+>:2", first) and code.strip() == "def broken(:"
@@ -390,6 +390,16 @@ def test_build_cells_are_short_and_parted(root, capfd):
     assert "cell 8 builds minisgl/__init__.py right below a cell that builds minisgl/core.py" in out
     write(root, "01_one", [*ONE, long + "    x = 2", "f()"])
     assert "cell 7 (minisgl/core.py) has 41 lines without docstrings" in faults(capfd)
+
+
+def test_a_notebook_holds_nothing_of_a_machine_and_all_parts_of_a_chapter(root, capfd):
+    (root / "_config.yml").write_text("# of course.book", encoding="utf-8")
+    write(root, "01_one", [*ONE, "'/home/me and <X at 0x7f00aa11>'"])
+    main(["build"])
+    out = faults(capfd)
+    assert "01_one.ipynb: it holds a path of a machine, /home/me\n" in out
+    assert "01_one.ipynb: it holds an object's address, at 0x7f00aa11\n" in out
+    assert "01_one.ipynb: it lacks the part “debugging”" in out
 
 
 def test_check_compares_what_each_cell_shows(executed, capfd):

@@ -17,12 +17,12 @@ from docutils import nodes
 from sphinx.domains import Domain, ObjType
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
+from course.book.names import MAP, Names, Target, definitions, names_of_notebook
 from course.building import notebooks
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
     from sphinx.environment import BuildEnvironment
-from course.book.names import MAP, Names, Target, definitions, names_of_notebook
 
 GLOSSARY = "book/glossary"
 

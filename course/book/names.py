@@ -9,15 +9,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from course.building import notebooks, source
 from course.building.package import package
 from course.building.syntax import is_new_field
-
-if TYPE_CHECKING:
-    pass
-
 
 MAP = "book/official_map"
 HOMES = {"cached_len": "Req", "out_loc": "Batch", "page_table": "Context"}
@@ -36,7 +31,6 @@ def anchor(path: str, name: str = "") -> str:
     return re.sub(r"[^A-Za-z0-9_]+", "-", f"{stem}-{name}" if name else stem)
 
 
-# -- what the notebooks define ---------------------------------------------------------------------
 @dataclass(frozen=True)
 class Definition:
     """A top-level name of the package: where it is built, what it is, and what it holds."""

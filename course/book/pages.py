@@ -20,12 +20,12 @@ from sphinx.util.docutils import SphinxDirective
 from course.book import names, official, players
 from course.building import notebooks
 from course.pictures import canvas as draw
+from course.pictures.engine import engine_map
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sphinx.application import Sphinx
-from course.pictures.engine import engine_map
 
 NO_BREAK, WORD_JOINER = "\u00a0", "\u2060"
 DIFFERENCE = "difference-from-upstream"
@@ -48,7 +48,6 @@ class Picture(SphinxDirective):
         return [nodes.raw("", draw.framed(canvas.svg(with_style=False)), format="html")]
 
 
-# -- widget ----------------------------------------------------------------------------------------
 class Widget(SphinxDirective):
     """``{widget} CHAPTER NUMBER``: a chapter's widget (counted from 0) on another page.
 
@@ -219,7 +218,6 @@ class RoadMap(SphinxDirective):
         return item
 
 
-# -- the map to the official code -----------------------------------------------------------------
 def _spoken(text: str) -> list[nodes.Node]:
     """Plain text with `code` in back quotes, as nodes."""
     parts = re.split(r"`([^`]+)`", text)

@@ -51,7 +51,6 @@ def model() -> str:
     return str(_default_model(SMOLLM2))
 
 
-# --- MINISGL_MODEL -------------------------------------------------------------------------------
 def _named_model(wanted: str) -> Path:
     path = Path(wanted).expanduser().absolute()
     if path.exists():
@@ -96,7 +95,6 @@ def _from_hub(repo_id: str) -> Path:
         ) from error
 
 
-# --- the default model: fetch, check, convert ----------------------------------------------------
 def _default_model(source: Source) -> Path:
     """Make `source` ready in the cache and return its folder.
 

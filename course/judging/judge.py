@@ -37,7 +37,6 @@ TIMEOUT = 120.0  # seconds for one job
 CAN_FORK = sys.platform == "linux"  # elsewhere each job gets a process that starts anew
 
 
-# --- One job after the other ----------------------------------------------------------------------
 @dataclass(frozen=True)
 class Job:
     """Checks of one chapter on one version of the package."""

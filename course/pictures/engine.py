@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from course.pictures import canvas as draw
-
-if TYPE_CHECKING:
-    pass
 
 
 def merge_picture(groups: Mapping[str, Mapping[str, int]], columns: int) -> draw.Canvas:

@@ -27,7 +27,6 @@ _MAX_SLOTS = 160
 _REQ_STEP = 112  # in a run, from one request's tokens to the next one's
 
 
-# -- chapter 04: the page table and the pool ------------------------------------------------------
 @dataclass(frozen=True)
 class _Row:
     """What the table says of one request at this moment, as plain numbers."""
@@ -324,7 +323,6 @@ def _draw_foot(c: _PageCanvas, rows: list[_Row], y: float, page_size: int, num_p
     c.words(_LEFT + 29, y + 60, "bar above the cells, bold: written by this pass")
 
 
-# -- chapter 06: a run of the engine, and what a sampler keeps ------------------------------------
 def run_picture(
     page_table: torch.Tensor,
     reqs: Mapping[str, Req],

@@ -6,15 +6,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from course.building import notebooks
 from course.building.roots import find_root, reference_root
 from course.building.source import directive
 from course.pictures import canvas as draw
-
-if TYPE_CHECKING:
-    pass
 
 
 def package_map(chapter: str | None = None, *, root: Path | None = None) -> draw.Canvas:

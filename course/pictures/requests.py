@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from course.pictures import canvas as draw
-
-if TYPE_CHECKING:
-    pass
 
 
 def life_picture(states: Sequence[tuple[str, int, int]]) -> draw.Canvas:
