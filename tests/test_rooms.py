@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -85,3 +87,12 @@ def test_an_import_stands_at_the_top_but_for_what_is_heavy() -> None:
 
 def test_the_front_doors_open() -> None:
     assert all(getattr(course, name) for name in course.__all__)
+
+
+def test_a_kernel_that_builds_and_checks_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, course\nfor n in ('load_ipython_extension', 'run_checks', 'judge', 'draw'):\n"
+    )
+    code += "    getattr(course, n)\nprint(*{'nbformat', 'torch', 'ipywidgets'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done

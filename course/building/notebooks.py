@@ -97,6 +97,16 @@ def read(root: Path, chapter: str) -> NotebookNode:
         raise CourseError(f"{where} is no notebook: {str(error).splitlines()[0]}") from error
 
 
+def read_or_none(path: Path) -> NotebookNode | None:
+    """A reader's notebook; None for one that cannot be read, such as one that is half saved."""
+    import nbformat
+
+    try:
+        return nbformat.read(path, as_version=4)
+    except Exception:
+        return None
+
+
 def build_cells(root: Path, names: Iterable[str] | None = None) -> list[BuildCell]:
     """All build cells of the given chapters (all by default), in order."""
     cells = []

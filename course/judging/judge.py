@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -144,23 +144,30 @@ def _in_child(made: Program, job: Job) -> Result:
     """Run a job in a forked child, and give up after its time."""
     if not CAN_FORK:
         return _run_job(made, job)
+    result: Result | None
+    result, said = forked(lambda: _run_job(made, job), TIMEOUT)
+    if result is None:
+        result = Result([Verdict(name, WRONG, (said,)) for name in job.checks or made.checks])
+    return result
+
+
+def forked(work: Callable[[], Any], limit: float) -> tuple[Any, str]:
+    """What `work` returns in a fork of this process; None, and why, if that dies or is too slow."""
     forking = multiprocessing.get_context("fork")
     reading, writing = forking.Pipe(duplex=False)
-    child = forking.Process(target=lambda: writing.send(_run_job(made, job)))
+    child = forking.Process(target=lambda: writing.send(work()))
     child.start()
     writing.close()
-    said = f"it did not end within {TIMEOUT:.0f} seconds"
     try:
-        if reading.poll(TIMEOUT):
-            result: Result = reading.recv()
-            return result
+        if reading.poll(limit):
+            return reading.recv(), ""
+        return None, f"it did not end within {limit:.0f} seconds"
     except EOFError:
-        said = "the process died"
+        return None, "the process died"
     finally:
         child.kill()
         child.join()
         reading.close()
-    return Result([Verdict(name, WRONG, (said,)) for name in job.checks or made.checks])
 
 
 def _run_job(made: Program, job: Job) -> Result:

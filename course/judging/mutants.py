@@ -13,7 +13,6 @@ from __future__ import annotations
 import ast
 import importlib
 import json
-import multiprocessing
 import os
 import random
 import re
@@ -22,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -37,7 +36,7 @@ from course.building.package import build, package_texts
 from course.building.roots import RootFinder, reference_root
 from course.building.source import check_path, module_name
 from course.building.syntax import parts
-from course.judging.judge import Job, Judge, calls, set_up, warm_up
+from course.judging.judge import Job, Judge, calls, forked, set_up, warm_up
 from course.judging.mutant_rules import Mutant, mutants_of
 from course.judging.program import Program, program
 from course.judging.verdict import RIGHT, Verdict, verdict
@@ -167,7 +166,7 @@ def _serve(job: dict[str, Any]) -> list[tuple[dict[str, Any] | None, list[str]]]
     set_up(made, made.text, namespace)
     reached: dict[str, list[str]]
     seconds: dict[str, float]
-    reached, seconds = _forked(lambda: _reach(made, folder, namespace), 600.0)
+    (reached, seconds), _ = forked(lambda: _reach(made, folder, namespace), 600.0)
     out: list[tuple[dict[str, Any] | None, list[str]]] = []
     for raw in job["mutants"]:
         mutant = Mutant(**raw)
@@ -177,29 +176,12 @@ def _serve(job: dict[str, Any]) -> list[tuple[dict[str, Any] | None, list[str]]]
         limit = GRACE + 10 * sum(seconds[name] for name in checks)
         text = mutant.apply(texts[mutant.path])
         trial = partial(_try, mutant, text, checks, namespace)
-        said = _forked(trial, limit) if checks else [None]
+        said = forked(trial, limit)[0] if checks else [None]
         if said is None:
             lost = f"{mutant.name}: it did not end, or its process died"
             said = [asdict(Verdict(checks[0], "wrong", (lost,)))]
         out.append((said[0], checks))
     return out
-
-
-def _forked(work: Callable[[], Any], limit: float) -> Any:
-    """What `work` returns in a fork of this process; None if that dies or takes too long."""
-    forking = multiprocessing.get_context("fork")
-    reading, writing = forking.Pipe(duplex=False)
-    child = forking.Process(target=lambda: writing.send(work()))
-    child.start()
-    writing.close()
-    try:
-        return reading.recv() if reading.poll(limit) else None
-    except EOFError:
-        return None
-    finally:
-        child.kill()
-        child.join()
-        reading.close()
 
 
 def _reach(

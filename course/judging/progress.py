@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from course.building import notebooks
+from course.building.notebooks import read_or_none
 from course.building.roots import find_root, reference_root
 from course.building.source import PACKAGE, directive
 from course.judging.judge import Job, Judge
@@ -15,7 +16,6 @@ from course.judging.program import checks_by_chapter, program
 from course.judging.record import in_record, read_record, record
 from course.judging.verdict import OPEN, RIGHT, WRONG, Verdict
 from course.workbooks import stubs
-from course.workbooks.generate import read_or_none
 from course.workbooks.pieces import BY_HAND, to_write
 
 

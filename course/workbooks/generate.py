@@ -20,7 +20,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from course.building import notebooks
-from course.building.notebooks import CourseError
+from course.building.notebooks import CourseError, read_or_none
 from course.building.roots import WORKBOOK_MARKER, is_workbook
 from course.building.source import PACKAGE, directive, write_whole
 from course.workbooks.pieces import BY_HAND, stubbed
@@ -103,13 +103,6 @@ def _copy_pages(root: Path, folder: Path) -> None:
     target.mkdir(exist_ok=True)
     for page in sorted((root / "book").glob("*.md")):
         shutil.copyfile(page, target / page.name)
-
-
-def read_or_none(path: Path) -> NotebookNode | None:
-    try:
-        return nbformat.read(path, as_version=4)
-    except Exception:  # half saved, or no notebook: the reader's all the same
-        return None
 
 
 def _digest(notebook: NotebookNode) -> str:
