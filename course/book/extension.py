@@ -101,7 +101,7 @@ def _set_text(block: nodes.literal_block, text: str) -> None:
 
 
 class LabeledBoxes(SphinxTransform):
-    """Give a block quote that begins with a bold label the classes ``box`` and ``box-LABEL``."""
+    """Give a block quote that begins with a bold label the classes `box` and `box-LABEL`."""
 
     default_priority = 401
 
@@ -205,7 +205,7 @@ def _closes(node: nodes.Node | None) -> bool:
 
 
 class InlinePictures(SphinxPostTransform):
-    """Put our own SVG pictures into the page instead of behind an ``<img>``."""
+    """Put our own SVG pictures into the page instead of behind an `<img>`."""
 
     default_priority = 500  # after myst-nb has chosen one form of each output
     formats = ("html",)

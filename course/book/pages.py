@@ -1,9 +1,9 @@
 """What the pages around the chapters are made of: directives for the Markdown files in `book/`.
 
-* ``{picture} NAME``: one of :data:`PICTURES`;
-* ``{widget} CHAPTER NUMBER``: a widget of a chapter, as its notebook stores it;
-* ``{road-map}``: the chapters with what they build and how long they take;
-* ``{official-map}``: each definition beside the official one (`official`).
+* `{picture} NAME`: one of `PICTURES`;
+* `{widget} CHAPTER NUMBER`: a widget of a chapter, as its notebook stores it;
+* `{road-map}`: the chapters with what they build and how long they take;
+* `{official-map}`: each definition beside the official one (`official`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PICTURES: dict[str, Callable[[], draw.Canvas]] = {"engine": engine_map}
 
 
 class Picture(SphinxDirective):
-    """``{picture} NAME`` in a Markdown page: one of :data:`PICTURES`, in place."""
+    """`{picture} NAME` in a Markdown page: one of `PICTURES`, in place."""
 
     required_arguments = 1
 
@@ -49,7 +49,7 @@ class Picture(SphinxDirective):
 
 
 class Widget(SphinxDirective):
-    """``{widget} CHAPTER NUMBER``: a chapter's widget (counted from 0) on another page.
+    """`{widget} CHAPTER NUMBER`: a chapter's widget (counted from 0) on another page.
 
     `variant` shows one variant only; with `autoplay` it begins to move when it is seen, unless the
     reader asked for less motion.
@@ -147,7 +147,7 @@ class Chapter:
 
 
 class RoadMap(SphinxDirective):
-    """``{road-map}``: a line for each chapter; the body says in a sentence what each is about.
+    """`{road-map}`: a line for each chapter; the body says in a sentence what each is about.
 
     The body has lines `CHAPTER: sentence` in any order, then lines `+ Title: sentence` for what is
     to come.
@@ -247,7 +247,7 @@ def _table(heads: list[str], rows: list[list[list[nodes.Node]]], widths: list[in
 
 
 class OfficialMap(SphinxDirective):
-    """``{official-map}``: each definition beside the official one (`official`)."""
+    """`{official-map}`: each definition beside the official one (`official`)."""
 
     def run(self) -> list[nodes.Node]:
         for file in ("book/official.yml", *(f"notebooks/{c}.ipynb" for c in self._chapters())):

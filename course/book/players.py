@@ -3,8 +3,8 @@
 A notebook stores each `widgets.stepper` as the state of some thirty ipywidgets models,
 and showing that in a page takes 1.9 MB of script. All it says, though, is: these pictures, in this
 order, behind a slider. So the page gets exactly that as HTML: the first picture in place (there at
-once, without a script, and on paper), the others in ``<template>`` elements, native controls, and
-some lines of ``course.js`` that put one in the place of the other.
+once, without a script, and on paper), the others in `<template>` elements, native controls, and
+some lines of `course.js` that put one in the place of the other.
 
 The frames are the stored ones, which the reader's own code drew; nothing is computed here. A widget
 of another kind is left to ipywidgets' html-manager, and only pages that have one load it.
@@ -120,7 +120,7 @@ def read(state: State, view: str) -> Player | None:
 
 
 def _paragraph(texts: list[str], name: str) -> str:
-    """The inside of the first ``<p class="NAME">`` in `texts`."""
+    """The inside of the first `<p class="NAME">` in `texts`."""
     for text in texts:
         found = re.search(rf'<p class="{name}">(.*?)</p>', text, re.DOTALL)
         if found:

@@ -1,6 +1,6 @@
 """Pictures for the course: one visual language, as plain SVG text.
 
-A :class:`Canvas` collects shapes and turns into an SVG string with ``str(canvas)``. Put it into a
+A `Canvas` collects shapes and turns into an SVG string with `str(canvas)`. Put it into a
 `widgets.Frame`, or let it be the last expression of a cell to show it on its own::
 
     c = draw.Canvas(460, 120, title="Two tokens", desc="One token is cached, one is computed.")
@@ -12,24 +12,24 @@ A :class:`Canvas` collects shapes and turns into an SVG string with ``str(canvas
 
 What every picture has, so that no chapter has to think of it:
 
-* **Kinds, not colors.** A box says *what it is* (``kind="cached"``) and the color, the pattern and
-  the border follow (:data:`KINDS`). The colors derive from the palette of Okabe and Ito, which
-  color-blind readers can tell apart, and no meaning rests on color alone: ``new`` is hatched,
-  ``todo`` dashed, ``waste`` cross-hatched, ``dummy`` dotted; pages carry a strip along their
+* **Kinds, not colors.** A box says *what it is* (`kind="cached"`) and the color, the pattern and
+  the border follow (`KINDS`). The colors derive from the palette of Okabe and Ito, which
+  color-blind readers can tell apart, and no meaning rests on color alone: `new` is hatched,
+  `todo` dashed, `waste` cross-hatched, `dummy` dotted; pages carry a strip along their
   bottom edge and requests one along their left edge, each with its own dash pattern.
 * **Light and dark.** The picture follows the theme of the built book and of JupyterLab, and is
   light on its own white card where there is neither (a code host, a mail, a printout).
 * **Escaped text.** Whatever comes from a model or a reader is text, never markup.
-* **Linked parts.** Elements with the same ``key`` light up together when one of them is pointed
+* **Linked parts.** Elements with the same `key` light up together when one of them is pointed
   at, tapped, or reached with the Tab key, without a kernel and without a script.
-* **A text alternative**: ``title`` and ``desc`` say what the picture says.
+* **A text alternative**: `title` and `desc` say what the picture says.
 * **No ids and no randomness**: equal calls give equal text, and any number of pictures can stand
   on one page.
 
-Sizes are SVG user units, one per CSS pixel at full size. Keep ``width`` at or below
-:data:`MAX_WIDTH`. A picture up to :data:`PHONE_WIDTH` wide is shown whole on a phone; a wider one
+Sizes are SVG user units, one per CSS pixel at full size. Keep `width` at or below
+`MAX_WIDTH`. A picture up to `PHONE_WIDTH` wide is shown whole on a phone; a wider one
 is scaled to three quarters at most and then scrolls inside its own frame. Text is never set
-smaller than :data:`MIN_SIZE`.
+smaller than `MIN_SIZE`.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of :meth:`Canvas.grid` or :meth:`Canvas.tokens`; see :meth:`Canvas.box`."""
+    """One cell of `Canvas.grid` or `Canvas.tokens`; see `Canvas.box`."""
 
     text: object = ""
     kind: str = "plain"
@@ -123,7 +123,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Node:
-    """One line of :meth:`Canvas.tree`: a label, a note to the right of it, and what is inside."""
+    """One line of `Canvas.tree`: a label, a note to the right of it, and what is inside."""
 
     label: str
     note: str = ""
@@ -151,7 +151,7 @@ class Canvas:
         title: the picture's name, one short line (required).
         desc: the text alternative: what a reader would learn by looking.
 
-    Methods that draw something with an extent return a :class:`Span`.
+    Methods that draw something with an extent return a `Span`.
 
     Raises:
         ValueError: for an empty title, a size that is not positive, an unknown kind, or a box
@@ -201,7 +201,7 @@ class Canvas:
         anchor: Anchor = "start",
         classes: Sequence[str] = (),
     ) -> str:
-        """A ``<text>`` whose middle (of the small letters) is at height `y`."""
+        """A `<text>` whose middle (of the small letters) is at height `y`."""
         size = max(size, MIN_SIZE)
         cls = f' class="{" ".join(classes)}"' if classes else ""
         place = "" if anchor == "start" else f' text-anchor="{anchor}"'
@@ -244,12 +244,12 @@ class Canvas:
         """A box with its top left corner at (`x`, `y`).
 
         Args:
-            kind: what it is; one of :data:`KINDS`.
+            kind: what it is; one of `KINDS`.
             text: shown in the box; set smaller, then cut with an ellipsis, if it does not fit
                 (the whole text is then the tooltip).
             sub: a second, smaller line under `text` (an index, a shape).
             key: boxes, texts and lines with the same key light up together.
-            mark: a second identity, as a strip along an edge: ``"req1"`` on a cached box, say.
+            mark: a second identity, as a strip along an edge: `"req1"` on a cached box, say.
             tip: tooltip, and what a screen reader says for a linked box.
             anchor: "start" aligns the text left, "end" right.
         """
@@ -352,7 +352,7 @@ class Canvas:
     ) -> None:
         """A straight line in the line color of `kind` (default: the text color).
 
-        ``kind="rule"`` is a quiet grid line.
+        `kind="rule"` is a quiet grid line.
         """
         self.polyline([(x1, y1), (x2, y2)], kind=kind, dashed=dashed, width=width, key=key)
 
@@ -365,7 +365,7 @@ class Canvas:
         width: float = 1.5,
         key: str | None = None,
     ) -> None:
-        """A line through `points`; `dashed` may be an SVG dash pattern such as ``"2 3"``."""
+        """A line through `points`; `dashed` may be an SVG dash pattern such as `"2 3"`."""
         d = "M" + "L".join(f"{fmt(x)} {fmt(y)}" for x, y in points)
         self._path(d, kind=kind, dashed=dashed, width=width, key=key)
 
@@ -476,8 +476,8 @@ class Canvas:
     ) -> Span:
         """A bracket from `x0` to `x1`, open toward what it measures, with `label` beyond it.
 
-        ``side="below"``: `y` is the top end of a bracket that stands under the thing measured.
-        A length of nothing (``x0 == x1``) is drawn as a tick. The whole takes about 28 units. A
+        `side="below"`: `y` is the top end of a bracket that stands under the thing measured.
+        A length of nothing (`x0 == x1`) is drawn as a tick. The whole takes about 28 units. A
         label wider than its bracket is kept inside the picture.
         """
         if x1 < x0:
@@ -504,7 +504,7 @@ class Canvas:
     ) -> Span:
         """What the kinds mean: a swatch and a word for each, wrapped to `width`.
 
-        An entry is a kind (its usual meaning is the label), or ``(kind, label)``. `y` is the top;
+        An entry is a kind (its usual meaning is the label), or `(kind, label)`. `y` is the top;
         a row is 24 units high.
         """
         limit = x + (width if width is not None else self.width - x)
@@ -554,7 +554,7 @@ class Canvas:
         mono: bool = False,
         size: float = 15,
     ) -> list[Span]:
-        """A row of boxes, one for each token (a :class:`Cell`, or just its text).
+        """A row of boxes, one for each token (a `Cell`, or just its text).
 
         Returns the spans, so that a bracket can stand under any run of them::
 
@@ -587,10 +587,10 @@ class Canvas:
         """Rows of boxes: a page table, the KV pool, the fields of a batch.
 
         Args:
-            rows: a :class:`Cell`, a text, or ``None`` (left out) for each place.
-            row_labels: written to the left of the rows, right-aligned at ``x - 8``.
+            rows: a `Cell`, a text, or `None` (left out) for each place.
+            row_labels: written to the left of the rows, right-aligned at `x - 8`.
             col_labels: written above the columns.
-            key: if given, cells without a key of their own get ``f"{key}{row}-{col}"``.
+            key: if given, cells without a key of their own get `f"{key}{row}-{col}"`.
 
         Returns the spans of all places, drawn or not.
         """
@@ -638,7 +638,7 @@ class Canvas:
         the two differ in print as well.
 
         Args:
-            allowed: truth values by row (a nested list or a boolean tensor's ``tolist()``).
+            allowed: truth values by row (a nested list or a boolean tensor's `tolist()`).
             kind: kind of the places that may be seen; `kinds` gives one per column instead.
             row_keys, col_keys: link a label (and its row or column of places) to other elements;
                 a place follows its column's key if there is one, else its row's.
@@ -688,7 +688,7 @@ class Canvas:
     ) -> Span:
         """A matrix as a rectangle with its name and shape, or cut into named `parts`.
 
-        `parts` are ``(name, share, kind)``: bands along `axis` whose thickness follows `share`
+        `parts` are `(name, share, kind)`: bands along `axis` whose thickness follows `share`
         (q, k and v inside a merged weight, say; the shares may be row counts).
         """
         if not parts:
@@ -723,7 +723,7 @@ class Canvas:
     ) -> float:
         """A tree as an indented list with guide lines; returns the y below its last row.
 
-        Each :class:`Node` takes one row of `row` units: a small box in its kind, its label, and its
+        Each `Node` takes one row of `row` units: a small box in its kind, its label, and its
         note (a shape, "merged from q, k, v") at `note_x`. Height needed: rows × `row`.
         """
 
@@ -763,7 +763,7 @@ class Canvas:
         maximum: float | None = None,
         fmt: str = "{:,.4g}",
     ) -> float:
-        """Horizontal bars, one per ``(label, value, kind)``, each with its value at its end.
+        """Horizontal bars, one per `(label, value, kind)`, each with its value at its end.
 
         Returns the y below the last bar. `width` includes labels and values; `maximum` fixes the
         scale, so that the frames of a stepper share one.
@@ -799,9 +799,9 @@ class Canvas:
         row: float = 32,
         ticks: Sequence[tuple[float, str]] = (),
     ) -> float:
-        """Lanes over time, each ``(label, [(from, to, kind, text), …])``; returns the y below.
+        """Lanes over time, each `(label, [(from, to, kind, text), …])`; returns the y below.
 
-        `ticks` are ``(time, label)`` under the lanes; `now` draws a vertical line. Intervals are
+        `ticks` are `(time, label)` under the lanes; `now` draws a vertical line. Intervals are
         half-open, in any unit.
         """
         last = max((to for _, spans in lanes for _, to, _, _ in spans), default=start + 1)
@@ -849,7 +849,7 @@ class Canvas:
         """A line chart: one line per entry of `series`, told apart by color, mark and dashes.
 
         Args:
-            series: label → points ``(x, y)``, in order of x; y starts at zero.
+            series: label → points `(x, y)`, in order of x; y starts at zero.
             xticks: where to mark the x axis (default: the x values of the longest series).
             ymax: top of the y axis (default: a round number above the largest y).
             xlog: a base-2 logarithmic x axis (batch sizes 1, 2, 4, 8, 16).

@@ -21,9 +21,9 @@ class Frame:
     """One step of a widget.
 
     Args:
-        svg: the picture, a :class:`draw.Canvas` (or SVG text that ``str(canvas)`` gave).
+        svg: the picture, a `draw.Canvas` (or SVG text that `str(canvas)` gave).
         caption: what this picture says, in a sentence or two; shown below it and read aloud by a
-            screen reader. ``code`` in back quotes and ``**bold**`` are set as such; everything
+            screen reader. `code` in back quotes and `**bold**` are set as such; everything
             else is plain text.
     """
 
@@ -118,7 +118,7 @@ align-items:center;gap:2px 8px}
 
 
 class Stepper(w.VBox):
-    """What :func:`stepper` returns; the frames it was made from are in ``frames``."""
+    """What `stepper` returns; the frames it was made from are in `frames`."""
 
     def __init__(self, frames: Frames, title: str) -> None:
         self.title = title
@@ -270,6 +270,6 @@ def stepper(frames: Frames, title: str = "") -> Stepper:
 
     Raises:
         ValueError: for no frames.
-        TypeError: for a frame that is not a :class:`Frame`.
+        TypeError: for a frame that is not a `Frame`.
     """
     return Stepper(frames, title)

@@ -97,11 +97,11 @@ for _i in range(6):
     )
 
 KINDS: tuple[str, ...] = tuple(LOOKS)
-"""The names that ``kind=`` takes:
+"""The names that `kind=` takes:
 
-``cached`` (KV already in the pool), ``new`` (computed by this pass), ``todo`` (to come), ``free``,
-``waste``, ``weight`` (square corners), ``act`` (round corners), ``plain``, ``dummy``,
-``page0`` … ``page7`` (which page; use ``f"page{n % 8}"``) and ``req0`` … ``req5`` (which request).
+`cached` (KV already in the pool), `new` (computed by this pass), `todo` (to come), `free`,
+`waste`, `weight` (square corners), `act` (round corners), `plain`, `dummy`,
+`page0` … `page7` (which page; use `f"page{n % 8}"`) and `req0` … `req5` (which request).
 """
 
 
@@ -141,7 +141,7 @@ _VISIBLE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
 
 
 def visible(token: str) -> str:
-    """A token as a reader can see it: a space shows as ``␣``, a newline as ``⏎``, a tab as ``⇥``.
+    """A token as a reader can see it: a space shows as `␣`, a newline as `⏎`, a tab as `⇥`.
 
     >>> visible(" Paris")
     '␣Paris'
@@ -263,7 +263,7 @@ _BASE_STYLE = _base_style()
 
 
 def style(links: int = 0) -> str:
-    """The style sheet of a picture with `links` linked keys, without the ``<style>`` tag.
+    """The style sheet of a picture with `links` linked keys, without the `<style>` tag.
 
     The rules name classes, not pictures: one copy serves every picture on a page. Rules for links
     are numbered, so that the copy for the largest number serves all.

@@ -9,10 +9,10 @@ it with `course.draw`, and hands the pictures over as frames::
         frames.append(widgets.Frame(picture_of(req), f"{name}: cached_len is {req.cached_len}"))
     widgets.stepper(frames, title="The length fields of one request")
 
-:func:`stepper` moves without a kernel and without a network, so also in the built book.
-:func:`live` puts controls above a stepper that re-run the real code in JupyterLab.
+`stepper` moves without a kernel and without a network, so also in the built book.
+`live` puts controls above a stepper that re-run the real code in JupyterLab.
 
-Both carry their first picture as ``image/svg+xml`` and a summary of all captions as ``text/plain``:
+Both carry their first picture as `image/svg+xml` and a summary of all captions as `text/plain`:
 that is what a code host shows and what the test suite compares.
 """
 
@@ -40,7 +40,7 @@ __all__ = ["Frame", "Live", "Stepper", "live", "stepper"]
 
 
 class Live(Stepper):
-    """What :func:`live` returns; ``controls`` holds the control widgets by parameter name."""
+    """What `live` returns; `controls` holds the control widgets by parameter name."""
 
     def __init__(
         self, fn: Callable[..., Frames], title: str, controls: Mapping[str, w.Widget]
@@ -152,11 +152,11 @@ def live(fn: Callable[..., Frames], title: str = "", **controls: Any) -> Live:
     """A stepper whose frames come from re-running real code at the reader's values.
 
     Args:
-        fn: called with one keyword argument per control; returns frames as for :func:`stepper`.
+        fn: called with one keyword argument per control; returns frames as for `stepper`.
             Its parameters' defaults are the controls' first values. An exception that it raises
             at a later value is shown above the last good picture; at the first it propagates.
         title: one line above the picture.
-        controls: by parameter name: ``(low, high)`` or ``(low, high, step)`` for a slider, a list
+        controls: by parameter name: `(low, high)` or `(low, high, step)` for a slider, a list
             (or dict label → value) for a choice, a bool for a check box, or an ipywidgets control.
 
     The controls need a kernel, so the built book hides them, with a note that says so; its slider
