@@ -6,18 +6,21 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from course.checkpoints import model, tiny
-    from course.exercises import check, judge, run_checks
-    from course.reference import catch_up, reveal
-    from course.status import progress
+    from course.judging.checks import check, judge, run_checks
+    from course.judging.progress import progress
+    from course.kernel import load_ipython_extension
+    from course.pictures import canvas as draw
+    from course.pictures import widgets
+    from course.workbooks.reference import catch_up, reveal
 
 __all__ = [
     "catch_up",
     "check",
+    "draw",
     "judge",
     "load_ipython_extension",
     "model",
@@ -25,30 +28,27 @@ __all__ = [
     "reveal",
     "run_checks",
     "tiny",
+    "widgets",
 ]
 
 _HOMES = {
-    "model": "course.checkpoints",
-    "tiny": "course.checkpoints",
-    "check": "course.exercises",
-    "judge": "course.exercises",
-    "run_checks": "course.exercises",
-    "catch_up": "course.reference",
-    "progress": "course.status",
-    "reveal": "course.reference",
+    "catch_up": "workbooks.reference",
+    "check": "judging.checks",
+    "judge": "judging.checks",
+    "load_ipython_extension": "kernel",
+    "model": "checkpoints",
+    "progress": "judging.progress",
+    "reveal": "workbooks.reference",
+    "run_checks": "judging.checks",
+    "tiny": "checkpoints",
 }
+_MODULES = {"draw": "pictures.canvas", "widgets": "pictures.widgets"}
 
 
 def __getattr__(name: str) -> Any:
     """Import on first use, so that `import course` stays light."""
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        return getattr(importlib.import_module(f"course.{_HOMES[name]}"), name)
+    if name in _MODULES:
+        return importlib.import_module(f"course.{_MODULES[name]}")
     raise AttributeError(f"module 'course' has no attribute {name!r}")
-
-
-def load_ipython_extension(shell: Any) -> None:
-    """IPython's hook for `%load_ext course`."""
-    from course import builder
-
-    builder.load(shell)
-    shell.user_ns.setdefault("course", sys.modules[__name__])  # `course.catch_up(…)` at once

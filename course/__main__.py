@@ -11,8 +11,14 @@ import shlex
 import sys
 from pathlib import Path
 
-from course import notebooks
-from course.builder import find_root, is_workbook, reference_root
+from course.building import notebooks, package
+from course.building.pull import pull
+from course.building.roots import find_root, is_workbook, reference_root
+from course.building.run import check_from_nothing, run
+from course.judging import mutants, mutations
+from course.judging.progress import status_lines
+from course.workbooks.generate import generate
+from course.workbooks.reference import chapter_named
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -59,7 +65,7 @@ def _fail(error: Exception | str) -> int:
 
 
 def _build(root: Path, options: argparse.Namespace) -> int:
-    changed, extra = notebooks.build(root, options.folder or root)
+    changed, extra = package.build(root, options.folder or root)
     for path in changed:
         print(f"built  {path}")
     for path in extra:
@@ -69,15 +75,15 @@ def _build(root: Path, options: argparse.Namespace) -> int:
 
 
 def _check(root: Path, options: argparse.Namespace) -> int:
-    faults = notebooks.check_static(root)
+    faults = package.check_static(root)
     for fault in faults:
         print(fault)
     if faults:
         return 1
-    count = len(notebooks.package_texts(notebooks.build_cells(root)))
+    count = len(package.package_texts(notebooks.build_cells(root)))
     print(f"ok  the {count} files of minisgl/ are what the notebooks build")
     if not options.static:
-        for line in notebooks.check_from_nothing(root):
+        for line in check_from_nothing(root):
             print(line, flush=True)
     return 0
 
@@ -85,13 +91,13 @@ def _check(root: Path, options: argparse.Namespace) -> int:
 def _run(root: Path, options: argparse.Namespace) -> int:
     for chapter in options.chapters or notebooks.chapters(root):
         name = Path(chapter).stem
-        changed = notebooks.run(root, name, fresh=options.fresh)
+        changed = run(root, name, fresh=options.fresh)
         print(f"{name}: {'updated' if changed else 'unchanged'}", flush=True)
     return 0
 
 
 def _pull(root: Path, options: argparse.Namespace) -> int:
-    cells = notebooks.pull(root)
+    cells = pull(root)
     for where in cells:
         print(f"pulled  {where}")
     print(f"{len(cells)} cells changed" + ("; run their chapters next" if cells else ""))
@@ -109,11 +115,9 @@ def _model(root: Path, options: argparse.Namespace) -> int:
 
 
 def _workbook(root: Path, options: argparse.Namespace) -> int:
-    from course import workbook
-
     root = reference_root()
     folder = options.folder or root / "workbooks"
-    done = workbook.generate(root, folder, answers=options.answers)
+    done = generate(root, folder, answers=options.answers)
     for chapter in done.written:
         print(f"written    {chapter}")
     for chapter in done.unchanged:
@@ -126,21 +130,17 @@ def _workbook(root: Path, options: argparse.Namespace) -> int:
 
 
 def _status(root: Path, options: argparse.Namespace) -> int:
-    from course import reference, status
-
     root = reference_root()
     folder = (options.folder or root / "workbooks").resolve()
     if not is_workbook(folder):
         raise notebooks.CourseError(f"{folder} holds no workbooks; `python -m course workbook`")
-    names = [reference.chapter_named(root, name) for name in options.chapters]
-    for line in status.status_lines(root, folder, run=not options.quick, chapters=names):
+    names = [chapter_named(root, name) for name in options.chapters]
+    for line in status_lines(root, folder, run=not options.quick, chapters=names):
         print(line, flush=True)
     return 0
 
 
 def _mutations(root: Path, options: argparse.Namespace) -> int:
-    from course import mutations
-
     missed = 0
     for line, is_missed in mutations.table(reference_root(), options.chapters):
         print(line, flush=True)
@@ -149,8 +149,6 @@ def _mutations(root: Path, options: argparse.Namespace) -> int:
 
 
 def _mutants(root: Path, options: argparse.Namespace) -> int:
-    from course import mutants
-
     for line, _ in mutants.table(reference_root(), options.chapters, options.sample):
         print(line, flush=True)
     return 0

@@ -139,8 +139,8 @@ def write_cells(root: Path = ROOT) -> list[str]:
     """Give each chapter the first cell that fits `_config.yml`; returns the chapters changed."""
     import nbformat
 
-    from course import notebooks
-    from course.source import write_whole
+    from course.building import notebooks
+    from course.building.source import write_whole
 
     wanted = first_cell(repository(root))
     changed = []

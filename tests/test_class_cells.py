@@ -14,11 +14,18 @@ from docutils import nodes
 from docutils.utils import new_document
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from course import book, guard, mutations, names, notebooks, reference, status, stubs, workbook
-from course.exercises import OPEN, RIGHT, WRONG
-from course.judging import Job, Judge
-from course.mutations import Change
-from course.source import parse
+from course.book import extension as book
+from course.book import names
+from course.building import notebooks
+from course.building.package import build
+from course.building.parsing import parse
+from course.judging import checks, mutations, program, progress
+from course.judging.judge import Job, Judge
+from course.judging.mutations import Change
+from course.judging.verdict import OPEN, RIGHT, WRONG
+from course.workbooks import reference, stubs, unwritten
+from course.workbooks.generate import generate
+from course.workbooks.pieces import find_written, to_write
 
 ROOT = Path(__file__).resolve().parent.parent
 BEGINS = '''\
@@ -80,16 +87,16 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         nbformat.write(made, notebooks.notebook_path(folder, name))
     toc = "format: jb-book\nroot: book/index\nchapters:\n- file: notebooks/01_one\n"
     (folder / "_toc.yml").write_text(toc + "- file: notebooks/02_two\n", encoding="utf-8")
-    notebooks.build(folder, folder)
+    build(folder, folder)
     return folder
 
 
 @pytest.fixture
 def mine(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Its blank workbooks, as the current folder; this process hands out that course."""
-    for module in (reference, status, guard):
+    for module in (reference, progress, unwritten, checks, program):
         monkeypatch.setattr(module, "reference_root", lambda: root)
-    workbook.generate(root, tmp_path / "mine")
+    generate(root, tmp_path / "mine")
     monkeypatch.chdir(tmp_path / "mine" / "notebooks")
     return tmp_path / "mine"
 
@@ -111,9 +118,9 @@ def test_stubs_of_a_class_that_goes_on():
 
 
 def test_what_is_left_to_write_stands_in_its_chapter(root):
-    written = [(w.chapter, w.name) for w in reference.to_write(root)]
+    written = [(w.chapter, w.name) for w in to_write(root)]
     assert written == [("01_one", "Req.one"), ("02_two", "Req.two"), ("02_two", "Req.half")]
-    assert len(reference.find_written(root, "Req")) == 3
+    assert len(find_written(root, "Req")) == 3
 
 
 def test_reveal_shows_a_member_or_the_whole_class(root, mine):
@@ -151,17 +158,17 @@ def test_catching_up_goes_member_by_member(root, mine, capsys):
 
 
 def test_a_member_is_judged_alone_and_a_class_in_each_chapter(root, mine):
-    notebooks.build(root, mine)
+    build(root, mine)
     text = core(mine).replace("self.one() + 1", "self.one() + 2")
     (mine / "minisgl/core.py").write_text(text, encoding="utf-8")
-    assert [line.split(":")[0].split()[0] for line in status.check_lines("Req.half")][1:] == [RIGHT]
-    (said,) = [*status.check_lines("Req.two")][1:]
+    assert [line.split(":")[0].split()[0] for line in checks.check_lines("Req.half")][1:] == [RIGHT]
+    (said,) = [*checks.check_lines("Req.two")][1:]
     assert said.startswith(WRONG) and "check_two: two more" in said
-    lines = [*status.check_lines("Req")]
+    lines = [*checks.check_lines("Req")]
     assert lines[0].startswith("01_one") and any(line.startswith("02_two") for line in lines)
     assert sum(line.startswith((RIGHT, WRONG)) for line in lines) == 3
     (mine / "minisgl/core.py").write_text(stubs.stub(core(root))[0], encoding="utf-8")
-    assert [*status.check_lines("Req.two")][1:] == [f"{OPEN:<12} Req.two"]
+    assert [*checks.check_lines("Req.two")][1:] == [f"{OPEN:<12} Req.two"]
 
 
 def test_wrong_solutions_of_a_member(root):
@@ -189,7 +196,7 @@ for path in sys.argv[1:]:
 @pytest.mark.parametrize("chapters", [["01_one", "02_two"], ["02_two"]])
 def test_blank_workbooks_run_through(root, tmp_path, chapters):
     folder = tmp_path / "blank"
-    workbook.generate(root, folder)
+    generate(root, folder)
     paths = [str(folder / "notebooks" / f"{chapter}.ipynb") for chapter in chapters]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     done = subprocess.run(
@@ -206,19 +213,19 @@ def test_blank_workbooks_run_through(root, tmp_path, chapters):
 
 
 def test_an_ordinary_cell_that_goes_on_with_nothing_is_named(root, mine):
-    guard._homes.cache_clear()
-    unwritten = guard.Unwritten()
+    unwritten.homes.cache_clear()
+    lacking = unwritten.Unwritten()
     try:
         exec("class Req(Req):\n    pass", {})
     except NameError as error:
-        assert unwritten.cause(error) == "Req" and guard._homes()["Req"].chapter == "01_one"
+        assert lacking.cause(error) == "Req" and unwritten.homes()["Req"].chapter == "01_one"
     Lacking = type("Req", (), {"__module__": "minisgl.core"})
     for name, cause in (("two", "Req.two"), ("ids", None), ("other", None)):
         try:
             getattr(Lacking(), name)
         except AttributeError as error:
-            assert unwritten.cause(error) == cause
-    guard._homes.cache_clear()
+            assert lacking.cause(error) == cause
+    unwritten.homes.cache_clear()
 
 
 def test_a_member_is_found_where_it_is_built(root):
@@ -259,7 +266,7 @@ def test_the_box_leads_to_the_cell_that_begins_the_class(root, tmp_path):
     contents = "```{toctree}\n/notebooks/01_one\n/notebooks/02_two\n```\n"
     glossary = f"# Words\n\n### Page\n\nA page.\n\n{contents}"
     (tmp_path / "book/glossary.md").write_text(glossary, encoding="utf-8")
-    settings = "extensions = ['myst_nb', 'course.book']\nnb_execution_mode = 'off'\n"
+    settings = "extensions = ['myst_nb', 'course.book.extension']\nnb_execution_mode = 'off'\n"
     settings += "root_doc = 'book/glossary'\nhtml_theme = 'basic'\n"
     (tmp_path / "conf.py").write_text(settings, encoding="utf-8")
     command = [

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from course import notebooks
 from course.__main__ import main
+from course.building import notebooks
+from course.building.package import check_static
+from course.building.rules import notebook_faults
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = notebooks.chapters(ROOT)
@@ -40,7 +42,7 @@ def anchors(path: Path) -> set[str]:
 
 
 def test_minisgl_is_what_the_notebooks_build():
-    assert not notebooks.check_static(ROOT)
+    assert not check_static(ROOT)
 
 
 @pytest.mark.slow
@@ -104,20 +106,8 @@ def test_links_lead_somewhere(page):
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
-def test_a_chapter_has_the_parts_that_each_chapter_has(chapter):
-    text = prose(notebooks.notebook_path(ROOT, chapter)).lower()
-    parts = ["self-test", "exercise", "summary", "<summary>"]
-    if chapter[0].isdigit():
-        parts += ["agrees with hugging face", "debugging", "how to explain it", "upstream"]
-    missing = [part for part in parts if part not in text]
-    assert not missing, f"{chapter} lacks {missing}"
-
-
-@pytest.mark.parametrize("chapter", CHAPTERS)
-def test_a_notebook_has_no_machine_path_and_no_trailing_noise(chapter):
-    text = notebooks.notebook_path(ROOT, chapter).read_text(encoding="utf-8")
-    assert not re.search(r"/(home|Users|root|work|tmp|var)/\w", text)
-    assert not re.search(r" at 0x[0-9a-f]{6,}", text), "an object's address"
+def test_a_notebook_keeps_the_rules(chapter):
+    assert not notebook_faults(ROOT, chapter)
 
 
 def test_the_readmes_picture_is_a_frame_of_the_widget():

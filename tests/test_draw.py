@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from course import draw
-from course.draw import Canvas, Cell, Node
+from course.pictures import canvas as draw
+from course.pictures import style
+from course.pictures.canvas import Canvas, Cell, Node
 
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = "<script>alert(1)</script> & \"quotes\" 'too' ]]> \x00\x1b\ud800"
@@ -196,19 +197,19 @@ def contrast(a: str, b: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-@pytest.mark.parametrize(("theme", "colors"), [("light", draw._LIGHT), ("dark", draw._DARK)])
+@pytest.mark.parametrize(("theme", "colors"), [("light", style.LIGHT), ("dark", style.DARK)])
 def test_contrast(theme: str, colors: dict[str, tuple[str, str]]) -> None:
     """Text on every fill, and lines against the ground (WCAG: 4.5 and 3)."""
     for hue, (fill, line) in colors.items():
-        assert contrast(draw._INK[theme], fill) >= 7, f"text on {hue}"
-        assert contrast(draw._MUTED[theme], fill) >= 4.5, f"quiet text on {hue}"
+        assert contrast(style.INK[theme], fill) >= 7, f"text on {hue}"
+        assert contrast(style.MUTED[theme], fill) >= 4.5, f"quiet text on {hue}"
         if hue != "rule":
-            assert contrast(line, draw._GROUND[theme]) >= 3, f"line of {hue}"
-    assert contrast(draw._MUTED[theme], draw._GROUND[theme]) >= 4.5
+            assert contrast(line, style.GROUND[theme]) >= 3, f"line of {hue}"
+    assert contrast(style.MUTED[theme], style.GROUND[theme]) >= 4.5
 
 
 def test_no_two_kinds_look_alike_without_color() -> None:
     """Pattern, border, corners and strip tell kinds apart that mean different states."""
-    looks = {name: kind for name, kind in draw._KINDS.items() if name not in ("free", "plain")}
+    looks = {name: kind for name, kind in style.LOOKS.items() if name not in ("free", "plain")}
     marks = [(k.pattern, k.dash, k.radius, k.strip, k.strip_dash) for k in looks.values()]
     assert len(set(marks)) == len(marks)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from course import mutants
-from course.mutant_rules import mutants_of
+from course.judging import mutants
+from course.judging.judge import CAN_FORK
+from course.judging.mutant_rules import mutants_of
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = '''\
@@ -76,7 +77,7 @@ def test_every_listed_equivalent_is_a_mutant_and_has_a_reason() -> None:
             assert all(reason.strip() for reason in listed.values())
 
 
-@pytest.mark.skipif(not mutants.judging.CAN_FORK, reason="mutants are judged in forks: Linux")
+@pytest.mark.skipif(not CAN_FORK, reason="mutants are judged in forks: Linux")
 def test_a_sample_is_judged_and_most_of_it_caught() -> None:
     fates = mutants.survey(ROOT, "01_core", sample=24)
     assert len(fates) == 24

@@ -13,8 +13,10 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from course import notebooks
 from course.__main__ import main
+from course.building import notebooks
+from course.building.rules import code_lines
+from course.building.run import _first_difference, execute, run
 
 ONE = [
     "%load_ext course",
@@ -243,13 +245,13 @@ def test_errors_in_a_notebook_begin_at_the_readers_line(root):
     book = notebooks.read(root, "01_one")
     for cell in book.cells[-4:-1]:
         cell.metadata["tags"] = ["raises-exception"]
-    notebooks.execute(book, "01_one", root)
+    execute(book, "01_one", root)
     failed, syntax, path, after = (cell.outputs[0] for cell in book.cells[-4:])
     shown, shown_syntax = (
         re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(output.traceback)) for output in (failed, syntax)
     )
     assert failed.ename == "ValueError" and "LIMIT = math.sqrt(-1)" in shown
-    assert "run_cell" not in shown and "builder.py" not in shown
+    assert "run_cell" not in shown and "plan.py" not in shown
     assert shown.endswith("\nminisgl/core.py is unchanged")
     first, code, caret, said, kept = shown_syntax.strip().splitlines()
     assert re.search(r"<cell of minisgl.core \w+>:2", first) and code.strip() == "def broken(:"
@@ -317,7 +319,7 @@ def test_two_chapters_build_one_class(spread, capfd):
     ruff = [sys.executable, "-m", "ruff", "format", "--line-length=100", "--check"]
     assert subprocess.run([*ruff, spread / "minisgl"]).returncode == 0
     for name in ("01_one", "02_two"):
-        notebooks.run(spread, name)
+        run(spread, name)
     assert (spread / "minisgl/core.py").read_text(encoding="utf-8") == core
     assert main(["check"]) == 0, capfd.readouterr()
 
@@ -382,12 +384,22 @@ def test_build_cells_are_short_and_parted(root, capfd):
     long += "    x = 1\n\n" * 39
     write(root, "01_one", [*ONE, long, ONE[1], "f()"])
     main(["build"])
-    assert notebooks.code_lines(long) == 40
+    assert code_lines(long) == 40
     out = faults(capfd)
     assert "without docstrings" not in out
     assert "cell 8 builds minisgl/__init__.py right below a cell that builds minisgl/core.py" in out
     write(root, "01_one", [*ONE, long + "    x = 2", "f()"])
     assert "cell 7 (minisgl/core.py) has 41 lines without docstrings" in faults(capfd)
+
+
+def test_a_notebook_holds_nothing_of_a_machine_and_all_parts_of_a_chapter(root, capfd):
+    (root / "_config.yml").write_text("# of course.book", encoding="utf-8")
+    write(root, "01_one", [*ONE, "'/home/me and <X at 0x7f00aa11>'"])
+    main(["build"])
+    out = faults(capfd)
+    assert "01_one.ipynb: it holds a path of a machine, /home/me\n" in out
+    assert "01_one.ipynb: it holds an object's address, at 0x7f00aa11\n" in out
+    assert "01_one.ipynb: it lacks the part “debugging”" in out
 
 
 def test_check_compares_what_each_cell_shows(executed, capfd):
@@ -407,5 +419,5 @@ def test_check_compares_what_each_cell_shows(executed, capfd):
 
 def test_of_a_long_line_the_place_that_differs_is_shown():
     text = "<svg>" + "x" * 500 + "</svg>"
-    was, now = notebooks._first_difference(text, text.replace("</svg>", "y</svg>"))
+    was, now = _first_difference(text, text.replace("</svg>", "y</svg>"))
     assert was == "-…" + "x" * 40 + "</svg>" and now == "+…" + "x" * 40 + "y</svg>"

@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from course import notebooks
+from course.building import notebooks
+from course.building.run import IGNORE_OUTPUT
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -106,7 +107,7 @@ def evidence(cells: list[Any]) -> set[float]:
         if cell["cell_type"] != "code":
             continue
         texts.append("".join(cell["source"]))
-        if notebooks.IGNORE_OUTPUT in cell["metadata"].get("tags", []):
+        if IGNORE_OUTPUT in cell["metadata"].get("tags", []):
             continue
         for output in cell["outputs"]:
             texts.append("".join(output.get("text", "")))
@@ -170,6 +171,6 @@ def test_what_counts_as_a_claim_and_as_evidence() -> None:
     known = {177873.0, 46080.0, 196.6}
     assert all(shows(known, number) for number in ["180 000", "178,000", "46,080", "197"])
     assert not any(shows(known, number) for number in ["170 000", "46,081", "196", "2"])
-    ignored = {"cell_type": "code", "metadata": {"tags": [notebooks.IGNORE_OUTPUT]}}
+    ignored = {"cell_type": "code", "metadata": {"tags": [IGNORE_OUTPUT]}}
     timed = ignored | {"source": ["x = 7"], "outputs": [{"text": ["took 123 ms"]}]}
     assert evidence([timed]) == {7.0}

@@ -31,7 +31,8 @@ from test_book import (
     site,
 )
 
-from course import names, notebooks, players
+from course.book import links, players
+from course.building import notebooks
 
 __all__ = ["book", "browser", "page", "site"]  # the fixtures
 
@@ -333,7 +334,7 @@ def test_search_puts_the_glossary_first(page: Any, site: str) -> None:
             const found = Search._performSearch(...Search._parseQuery(word)).pop();
             return !found || found[0] != "book/glossary" || found[2] != "#" + anchor;
         })""",
-        [[term.word, term.anchor] for term in names.glossary(ROOT)],
+        [[term.word, term.anchor] for term in links.glossary(ROOT)],
     )
     assert not others
 

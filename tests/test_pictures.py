@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from course import draw, pictures
-from course.notebooks import CourseError, chapters, read
+from course import pictures
+from course.building.notebooks import CourseError, chapters, read
+from course.pictures import canvas as draw
 from course.pictures import package_map, page_table_picture
 from minisgl.core import Req, SamplingParams
 from minisgl.kvcache.naive_cache import NaiveCacheHandle

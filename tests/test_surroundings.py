@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from course import builder, notebooks
 from course.__main__ import main
+from course.building import notebooks, roots
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -33,16 +33,17 @@ def test_another_jupyter_book_is_not_built_into(tmp_path: Path) -> None:
     (tmp_path / "_config.yml").write_text("title: another book\n", encoding="utf-8")
     (tmp_path / "notebooks").mkdir()
     found = python(
-        "from course.builder import find_root; print(find_root())", tmp_path / "notebooks"
+        "from course.building.roots import find_root; print(find_root())", tmp_path / "notebooks"
     )
     assert found.stdout.strip() == str(ROOT), found.stderr
-    assert builder.is_book(ROOT) and not builder.is_book(tmp_path)
+    assert roots.is_book(ROOT) and not roots.is_book(tmp_path)
 
 
 BUILD_THIRTY = """
 import sys
 from pathlib import Path
-from course.builder import Builder, RootFinder
+from course.building.builder import Builder
+from course.building.roots import RootFinder
 
 build = Builder(Path("."))
 sys.meta_path.insert(0, RootFinder(build.root))
@@ -109,7 +110,7 @@ def test_without_asserts_the_course_refuses_to_start(tmp_path: Path) -> None:
 
 def test_checks_are_judged_with_asserts_whatever_the_environment_says() -> None:
     code = (
-        "from pathlib import Path; from course.judging import *; import tempfile\n"
+        "from pathlib import Path; from course.judging.judge import *; import tempfile\n"
         f"root = Path({str(ROOT)!r})\n"
         "text = (root / 'minisgl/core.py').read_text().replace('device_len - self.cached_len', "
         "'device_len + self.cached_len')\n"

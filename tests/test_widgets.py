@@ -8,8 +8,10 @@ from typing import Any
 import ipywidgets
 import pytest
 
-from course import draw, widgets
-from course.widgets import Frame, live, stepper
+from course.pictures import canvas as draw
+from course.pictures import widgets
+from course.pictures.stepper import Frame, stepper
+from course.pictures.widgets import live
 
 
 def picture(label: str) -> draw.Canvas:

@@ -15,12 +15,22 @@ import nbformat
 import pytest
 import torch
 
-from course import exercises, guard, mutations, notebooks, reference, status, stubs, workbook
 from course.__main__ import main
-from course.builder import find_root
-from course.exercises import OPEN, RIGHT, WRONG
-from course.judging import program
-from course.source import emit, merge, parse
+from course.building import notebooks
+from course.building.merging import emit, merge
+from course.building.package import package_texts
+from course.building.parsing import parse
+from course.building.roots import find_root
+from course.building.syntax import Function, parts, work
+from course.judging import mutations, progress
+from course.judging.checks import check, run_checks
+from course.judging.program import checks_by_chapter, program
+from course.judging.record import RECORD, read_record, record
+from course.judging.verdict import OPEN, RIGHT, WRONG, Verdict, verdict
+from course.workbooks import guard, reference, stubs
+from course.workbooks.generate import generate, workbook
+from course.workbooks.hints import HINTS
+from course.workbooks.pieces import BY_HAND, GIVEN
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = notebooks.chapters(ROOT)
@@ -32,7 +42,7 @@ TABLES = sorted(path.stem for path in (ROOT / "tests" / "mutations").glob("*.py"
 def books(tmp_path_factory):
     """A folder of blank workbooks, generated once; read only."""
     folder = tmp_path_factory.mktemp("blank")
-    workbook.generate(ROOT, folder)
+    generate(ROOT, folder)
     return folder
 
 
@@ -61,10 +71,10 @@ def texts_of(folder, chapter):
 def without_bodies(text):
     """A text's syntax tree without what a stub may leave out: bodies after the docstring."""
     tree = ast.parse(text)
-    for part in stubs.parts(text):
+    for part in parts(text):
         for node in ast.walk(tree):
-            if isinstance(node, stubs.Function) and node.lineno == part.node.lineno:
-                node.body = node.body[: len(node.body) - len(stubs.work(node))]
+            if isinstance(node, Function) and node.lineno == part.node.lineno:
+                node.body = node.body[: len(node.body) - len(work(node))]
     return ast.dump(tree)
 
 
@@ -73,10 +83,10 @@ def test_stubs_have_the_signatures_and_docstrings_of_the_reference(chapter):
     for cell in (c for c in CELLS if c.chapter == chapter):
         text, names = stubs.stub(cell.text)
         assert without_bodies(text) == without_bodies(cell.text), cell.where
-        left = {part.name: part.node for part in stubs.parts(text)}
+        left = {part.name: part.node for part in parts(text)}
         assert names == [name for name, node in left.items() if stubs.is_stub(node)], cell.where
         assert all(len(line) <= 100 for line in text.splitlines()), cell.where
-        given = [p for p in stubs.parts(cell.text) if p.name not in names]
+        given = [p for p in parts(cell.text) if p.name not in names]
         assert all(not stubs.is_open(part.node) for part in given), cell.where
 
 
@@ -86,17 +96,17 @@ def test_the_workbooks_hold_exactly_these_stubs(books):
         cells = [c for c in CELLS if c.chapter == chapter]
         assert [without_bodies(t) for t in built] == [without_bodies(c.text) for c in cells]
         for text, cell in zip(built, cells, strict=True):
-            left = {part.name: part.node for part in stubs.parts(text)}
-            for part in stubs.parts(cell.text):
-                is_given = (cell.path, part.name) in workbook.GIVEN
+            left = {part.name: part.node for part in parts(text)}
+            for part in parts(cell.text):
+                is_given = (cell.path, part.name) in GIVEN
                 is_left = stubs.is_open(part.node) and not is_given
                 assert stubs.is_stub(left[part.name]) == is_left, f"{cell.where}: {part.name}"
 
 
-@pytest.mark.parametrize("table", [workbook.GIVEN, workbook.HINTS])
+@pytest.mark.parametrize("table", [GIVEN, HINTS])
 def test_what_is_given_or_hinted_at_exists(table):
-    known = {(cell.path, part.name) for cell in CELLS for part in stubs.parts(cell.text)}
-    known |= {("", name) for names in workbook.BY_HAND.values() for name in names}
+    known = {(cell.path, part.name) for cell in CELLS for part in parts(cell.text)}
+    known |= {("", name) for names in BY_HAND.values() for name in names}
     assert not set(table) - known
 
 
@@ -171,7 +181,7 @@ LIMIT = 3
 
 
 def test_a_workbook_keeps_the_prose_and_leaves_out_the_answers(books, tmp_path):
-    workbook.generate(ROOT, tmp_path / "all", answers=True)
+    generate(ROOT, tmp_path / "all", answers=True)
     for chapter in CHAPTERS:
         source = notebooks.read(ROOT, chapter).cells
         blank, full = texts_of(books, chapter), texts_of(tmp_path / "all", chapter)
@@ -256,7 +266,7 @@ def test_a_stub_never_replaces_what_is_written(mine):
 
 def test_catch_up_writes_the_chapters_before_and_keeps_what_is_written(mine, capsys):
     assert reference.catch_up(2) is None, "the last line of a cell shows its value"
-    built = notebooks.package_texts(notebooks.build_cells(ROOT, CHAPTERS[:2]))
+    built = package_texts(notebooks.build_cells(ROOT, CHAPTERS[:2]))
     for path, text in built.items():
         assert (mine / path).read_text(encoding="utf-8") == text
     assert " definitions from 2 chapters" in capsys.readouterr().out
@@ -287,7 +297,7 @@ def test_reveal_shows_the_reference_and_is_never_vague(mine):
 
 
 def test_reveal_inserts_a_cell_that_changes_one_method_only(mine):
-    text = notebooks.package_texts(CELLS)["minisgl/core.py"]
+    text = package_texts(CELLS)["minisgl/core.py"]
     stub, _ = stubs.stub(text)
     own = stub.replace('raise NotImplementedError("not written yet: Req.extend_len")', "return 7")
     cell = reference._build_cell_for(ROOT, "Req.complete_one")
@@ -320,7 +330,7 @@ WHERE = "import minisgl.core; print(minisgl.core.__file__)"
 
 def test_an_untouched_workbook_runs_through_and_never_sees_the_reference(books, tmp_path):
     folder = tmp_path / "w"
-    workbook.generate(ROOT, folder)
+    generate(ROOT, folder)
     out = run_book(
         folder,
         "01_core",
@@ -360,7 +370,7 @@ RUN_BUILD_CELLS = """
 import multiprocessing, os, sys
 import nbformat, torch
 from IPython.core.interactiveshell import InteractiveShell
-from course.source import directive
+from course.building.source import directive
 
 def run(path):
     os.chdir(os.path.dirname(path))
@@ -431,7 +441,7 @@ def swallowing(square):
     ],
 )
 def test_a_verdict_says_what_came_what_was_wanted_and_where(check, attempt, kind, said):
-    found = exercises.verdict(check, attempt)
+    found = verdict(check, attempt)
     assert found.kind == kind
     for part in said.split("|"):
         assert part in "\n".join(found.lines)
@@ -445,14 +455,14 @@ def test_in_a_workbook_checks_are_judged_and_none_raises(mine, capsys):
         """wrong"""
         assert [1] == [2]
 
-    exercises.run_checks(check_batch, check_worked_example)
+    run_checks(check_batch, check_worked_example)
     out = capsys.readouterr().out
     assert "wrong        check_batch" in out and "right        check_worked_example: fine" in out
     assert out.strip().endswith("1 right, 1 wrong")
     record = json.loads((mine / ".progress.json").read_text(encoding="utf-8"))
     assert record["01_core"].pop("check_batch").startswith(f"{WRONG}: ")
     assert record == {"01_core": {"check_worked_example": RIGHT}}
-    lines = list(status.status_lines(ROOT, mine, run=False))
+    lines = list(progress.status_lines(ROOT, mine, run=False))
     assert any(line.startswith("01_core") and " 0/" in line for line in lines)
     assert any("wrong: check_batch: " in line and "[1]" in line for line in lines)
 
@@ -462,10 +472,10 @@ def test_a_check_that_comes_before_what_it_uses_says_which_cell_to_run():
         attempt()
         return make_batch  # noqa: F821
 
-    found = exercises.verdict(check_batched_decode, lambda: 1)
+    found = verdict(check_batched_decode, lambda: 1)
     assert found.kind == OPEN
     assert found.lines == ("run the cell that defines `make_batch` first",)
-    found = exercises.verdict(check_batched_decode, lambda: of_no_cell)  # noqa: F821
+    found = verdict(check_batched_decode, lambda: of_no_cell)  # noqa: F821
     assert found.kind == WRONG and "NameError" in found.lines[0]
 
 
@@ -474,16 +484,16 @@ def test_in_the_book_a_failing_check_raises():
         assert False, "no"  # noqa: B011
 
     with pytest.raises(AssertionError, match="no"):
-        exercises.run_checks(check_it)
+        run_checks(check_it)
 
 
 def test_check_runs_what_uses_a_definition_on_the_readers_package(mine, capsys):
-    text = notebooks.package_texts(notebooks.build_cells(ROOT, CHAPTERS[:2]))
+    text = package_texts(notebooks.build_cells(ROOT, CHAPTERS[:2]))
     for path, source in text.items():
         target = mine / path
         source = source.replace("return self.device_len - self.cached_len", "return 1")
         target.write_text(source, encoding="utf-8")
-    exercises.check("Req.extend_len")
+    check("Req.extend_len")
     out = capsys.readouterr().out
     assert "wrong        check_worked_example" in out and "(2, 6, 1, 3, True)" in out
     assert main(["status", str(mine)]) == 0
@@ -500,35 +510,35 @@ def test_status_judges_what_a_notebook_holds_and_not_what_was_right_once(mine):
     cell.source = wrong
     book.cells.append(nbformat.v4.new_code_cell("half a cell ("))
     nbformat.write(book, mine / "notebooks" / f"{chapter}.ipynb")
-    once = dict.fromkeys(status.checks_by_chapter()[chapter], RIGHT)
-    (mine / exercises.RECORD).write_text(json.dumps({chapter: once}), encoding="utf-8")
+    once = dict.fromkeys(checks_by_chapter()[chapter], RIGHT)
+    (mine / RECORD).write_text(json.dumps({chapter: once}), encoding="utf-8")
 
-    (found,) = status.chapters_so_far(ROOT, mine, chapters=[chapter])
+    (found,) = progress.chapters_so_far(ROOT, mine, chapters=[chapter])
     assert found.count(WRONG) == 0, "without a run there are only the last verdicts"
-    lines = list(status.status_lines(ROOT, mine, run=False, chapters=[chapter]))
+    lines = list(progress.status_lines(ROOT, mine, run=False, chapters=[chapter]))
     assert lines[-1].startswith("Nothing was run")
 
-    lines = list(status.status_lines(ROOT, mine, chapters=[chapter]))
+    lines = list(progress.status_lines(ROOT, mine, chapters=[chapter]))
     assert any(f"wrong: {name}: " in line for line in lines), lines
     assert lines[-1].startswith("The checks ran now") and "exercise" in lines[-1]
-    assert exercises.read_record(mine)[chapter][name].startswith(f"{WRONG}: ")
+    assert read_record(mine)[chapter][name].startswith(f"{WRONG}: ")
 
-    nbformat.write(workbook.workbook(ROOT, chapter, mine), mine / "notebooks" / f"{chapter}.ipynb")
-    (found,) = status.chapters_so_far(ROOT, mine, run=True, chapters=[chapter])
+    nbformat.write(workbook(ROOT, chapter, mine), mine / "notebooks" / f"{chapter}.ipynb")
+    (found,) = progress.chapters_so_far(ROOT, mine, run=True, chapters=[chapter])
     assert found.verdicts[name] == OPEN and not found.written, "nothing is written any more"
 
 
 def test_every_check_that_is_counted_can_be_run_and_what_is_open_has_a_name(mine):
-    for chapter, counted in status.checks_by_chapter().items():
+    for chapter, counted in checks_by_chapter().items():
         cells = notebooks.read(ROOT, chapter).cells
         code = "\n".join(c.source for c in cells if c.cell_type == "code")
         judged = re.findall(r"^course\.judge\(\w+, (check_\w+)", code, re.MULTILINE)
         runnable = {*program(ROOT, chapter).checks, *judged}
         assert set(counted) <= runnable, f"{chapter}: these can never become right"
     chapter = "01_core"
-    first, *others = status.checks_by_chapter()[chapter]
-    exercises.record(mine, [exercises.Verdict(first, RIGHT)], chapter)
-    lines = list(status.status_lines(ROOT, mine, run=False))
+    first, *others = checks_by_chapter()[chapter]
+    record(mine, [Verdict(first, RIGHT)], chapter)
+    lines = list(progress.status_lines(ROOT, mine, run=False))
     assert sum("not started: " in line for line in lines) == 1, "only of a chapter that is begun"
     assert any(line.strip() == f"not started: {', '.join(others)}" for line in lines)
 

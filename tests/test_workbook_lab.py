@@ -11,7 +11,9 @@ import nbformat
 import pytest
 from lab import ERRORS, forget_outputs, jupyter_lab, opened, run_all, takes_minutes
 
-from course import notebooks, stubs, workbook
+from course.building import notebooks
+from course.workbooks import stubs
+from course.workbooks.generate import generate
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTER = "01_core"
@@ -23,7 +25,7 @@ pytestmark = pytest.mark.browser
 def books(tmp_path_factory: pytest.TempPathFactory) -> Path:
     takes_minutes()
     folder = tmp_path_factory.mktemp("books")
-    workbook.generate(ROOT, folder)
+    generate(ROOT, folder)
     for path in (folder / "notebooks").glob("*.ipynb"):
         forget_outputs(path)
     return folder

@@ -1,6 +1,6 @@
 /* What the book's pages need beyond the theme. Runs in the head, before all deferred scripts. */
 
-/* Where the theme's FontAwesome script is loaded (course/book.py takes it out), it must not watch the
+/* Where the theme's FontAwesome script is loaded (course/book/extension.py takes it out), it must not watch the
    page: it would replace the icons in a widget's buttons, and the widget then throws. */
 window.FontAwesomeConfig = { observeMutations: false };
 
@@ -18,7 +18,7 @@ window.FontAwesomeConfig = { observeMutations: false };
 
   root.classList.add("mg-script");
 
-  /* 1. Widgets (course/players.py). The page holds the first picture of each and all others as
+  /* 1. Widgets (course/book/players.py). The page holds the first picture of each and all others as
         templates; the controls show only where there is a script (the class above). */
   function player(box) {
     var stage = box.querySelector(".mg-stage");

@@ -1,4 +1,4 @@
-/* Search, on its page only (course/book.py): the glossary's entry of a word comes first, what is shown
+/* Search, on its page only (course/book/extension.py): the glossary's entry of a word comes first, what is shown
    of a page is text of the article, and a result leads to the section where the words stand and marks
    them there (course.js). Runs before Sphinx's searchtools.js, and changes what that has set up. */
 

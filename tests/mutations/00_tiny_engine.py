@@ -1,6 +1,6 @@
 """Other solutions of chapter 00: the first ones are wrong, the last ones right but different."""
 
-from course.mutations import Change
+from course.judging.mutations import Change
 
 NB = ""  # the functions of this chapter stand in its notebook
 HF = "check_the_whole_model"

@@ -1,6 +1,6 @@
 """Other solutions of chapter 01: the first ones are wrong, the last ones right but different."""
 
-from course.mutations import Change
+from course.judging.mutations import Change
 
 CORE = "minisgl/core.py"
 

@@ -1,6 +1,6 @@
 """Other solutions of chapter 02: the first ones are wrong, the last ones right but different."""
 
-from course.mutations import Change
+from course.judging.mutations import Change
 
 BASE = "minisgl/layers/base.py"
 NORM = "minisgl/kernel/norm.py"

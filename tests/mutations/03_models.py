@@ -1,6 +1,6 @@
 """Other solutions of chapter 03: the first ones are wrong, the last ones right but different."""
 
-from course.mutations import Change
+from course.judging.mutations import Change
 
 CONFIG = "minisgl/models/config.py"
 WEIGHT = "minisgl/models/weight.py"

@@ -1,6 +1,6 @@
 """Other solutions of chapter 04: the first ones are wrong, the last ones right but different."""
 
-from course.mutations import Change
+from course.judging.mutations import Change
 
 POOL = "minisgl/kvcache/mha_pool.py"
 STORE = "minisgl/kernel/store.py"

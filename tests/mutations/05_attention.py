@@ -1,6 +1,6 @@
 """Other solutions of chapter 05: the first ones are wrong, the last ones right but different."""
 
-from course.mutations import Change
+from course.judging.mutations import Change
 
 UTILS = "minisgl/attention/utils.py"
 PLANS = "minisgl/attention/torch_plans.py"

@@ -1,6 +1,6 @@
 """Other solutions of chapter 06: the first ones are wrong, the last ones right but different."""
 
-from course.mutations import Change
+from course.judging.mutations import Change
 
 SAMPLE = "minisgl/engine/sample.py"
 ENGINE = "minisgl/engine/engine.py"

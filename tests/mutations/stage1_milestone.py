@@ -1,6 +1,6 @@
 """Other loops of the milestone: the first ones are wrong, the last ones right but different."""
 
-from course.mutations import Change
+from course.judging.mutations import Change
 
 CHANGES = [
     Change(

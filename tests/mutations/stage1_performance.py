@@ -1,6 +1,6 @@
 """Other solutions of the lab: the first ones are wrong, the last ones right but different."""
 
-from course.mutations import Change
+from course.judging.mutations import Change
 
 AUTO = "minisgl/kernel/linear_auto.py"
 UTILS = "minisgl/kernel/utils.py"

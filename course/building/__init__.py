@@ -1,0 +1,1 @@
+"""Cells become `minisgl`: taking apart, merging, running, checking. Imports no other room."""

@@ -1,0 +1,1 @@
+"""What a reader's code and the checks themselves are worth: verdicts, progress, mutations."""

@@ -1,0 +1,1 @@
+"""The chapters for readers who write the code themselves: stubs, hints, the book's answers."""
