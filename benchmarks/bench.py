@@ -32,7 +32,7 @@ import torch  # noqa: E402
 import course  # noqa: E402
 from minisgl.distributed import DistributedInfo  # noqa: E402
 from minisgl.engine import Engine, EngineConfig  # noqa: E402
-from minisgl.kernel import set_linear_kernel  # noqa: E402
+
 from minisgl.utils.device import physical_cores  # noqa: E402
 from tests.hand_driven import Driver  # noqa: E402
 
@@ -455,7 +455,7 @@ def main() -> None:
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    set_linear_kernel(args.kernel)
+
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(physical_cores())
     print(

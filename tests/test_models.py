@@ -29,7 +29,7 @@ from minisgl.models import ModelConfig, create_model, load_weight
 from minisgl.models.register import SUPPORTED_MODELS
 from minisgl.models.weight import MergeBuffer, find_weights
 from minisgl.utils import torch_dtype
-from minisgl.utils.hf import cached_load_hf_config, download_hf_weight
+from minisgl.utils.hf import cached_load_hf_config, download_hf_weight, load_tokenizer
 from minisgl.utils.logger import init_logger
 from minisgl.utils.registry import Registry, import_optional
 
@@ -454,6 +454,27 @@ def test_unknown_architecture_lists_the_supported(model_type: str, tmp_path: Pat
         config_of(tmp_path)
     for name in ("Foo", "LlamaForCausalLM", "Mistral", "Qwen2ForCausalLM", "Qwen3ForCausalLM"):
         assert name in str(caught.value)
+
+
+def test_code_in_a_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No question on stdin either: the answer would come from nobody."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    ran = tmp_path / "ran"
+    code = f"open({str(ran)!r}, 'w', encoding='utf-8').close()\n"
+    classes = "class C(PretrainedConfig): pass\nclass T(PreTrainedTokenizer): pass\n"
+    head = "from transformers import PretrainedConfig, PreTrainedTokenizer\n"
+    (folder / "conf.py").write_text(head + code + classes, encoding="utf-8")
+    own = {"AutoConfig": "conf.C", "AutoTokenizer": ["conf.T", None]}
+    config = {"model_type": "never_heard_of", "architectures": ["FooForCausalLM"], "auto_map": own}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"auto_map": own}), encoding="utf-8")
+    monkeypatch.setattr("builtins.input", lambda *a: pytest.fail("a question was asked"))
+    with pytest.raises(ValueError, match="unknown model architecture 'FooForCausalLM'"):
+        config_of(folder)
+    with pytest.raises(ValueError, match="cannot load the tokenizer"):
+        load_tokenizer(str(folder))
+    assert not ran.exists()
 
 
 def test_config_without_model_type(tmp_path: Path) -> None:

@@ -50,13 +50,14 @@ def _load_hf_config(model_path: str, stamp: tuple[int, int]) -> PretrainedConfig
 
     The import of `transformers`, which is slow, stands in here. Whatever `AutoConfig` raises
     becomes a ValueError, except for a folder whose `model_type` is not in `CONFIG_MAPPING`: that
-    comes back as a plain PretrainedConfig of the fields in its config.json.
+    comes back as a plain PretrainedConfig of the fields in its config.json. Code in a folder
+    (`auto_map`) is never run, and nobody is asked whether it may.
     """
     from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
     raw = read_json(Path(model_path, "config.json")) if Path(model_path).is_dir() else {}
     try:
-        return AutoConfig.from_pretrained(model_path)
+        return AutoConfig.from_pretrained(model_path, trust_remote_code=False)
     except Exception as error:
         kind = raw.get("model_type")
         if kind and kind not in CONFIG_MAPPING:
@@ -94,6 +95,6 @@ def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(model_path)
+        return AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
     except Exception as error:
         raise ValueError(f"cannot load the tokenizer of {model_path}: {error}") from error

@@ -12,7 +12,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from minisgl.kernel.utils import Call, Function
+from minisgl.kernel.cpu.compile import Call, Function
 
 
 class Pool:
