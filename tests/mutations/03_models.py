@@ -838,7 +838,7 @@ CHANGES = [
         CONFIG,
         "_rope",
         'kind = given.pop("rope_type", old_kind)',
-        'kind = given.pop("rope_type", old_kind)\n    kind = kind if old_kind == "default" else old_kind',
+        'kind = given.pop("rope_type", None)\n    kind = old_kind if found.get("type") else kind',
         "check_both_generations",
         "rope_type counts",
     ),
