@@ -209,7 +209,8 @@ def _model_keys(plan: dict[Path, list[str]], tied: bool) -> dict[str, str]:
     if table is None:
         some = ", ".join(sorted(keys)[:3])
         raise ValueError(f"the checkpoint has no {_TABLE}; its names are {some}, …")
-    if tied and keys.pop(_HEAD, None):
+    if tied and _HEAD in keys:
+        del keys[_HEAD]
         with _open_safetensors(files[table]) as one, _open_safetensors(files[_HEAD]) as other:
             embedding, head = one.get_tensor(table), other.get_tensor(_HEAD)
             same = torch.equal(embedding, head.to(embedding.dtype))
