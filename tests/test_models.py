@@ -289,6 +289,18 @@ def test_a_config_object_of_transformers_4() -> None:
     assert ModelConfig.from_hf(inside).rotary_config.base == 1e6
 
 
+def test_what_a_config_leaves_out_and_what_it_says() -> None:
+    small = ModelConfig.from_hf(fields(rope_theta=..., rope_scaling=..., rms_norm_eps=3e-6))
+    assert small.rotary_config.base == 10000.0 and small.rotary_config.scaling is None
+    assert not small.tie_word_embeddings and small.rms_norm_eps == 3e-6
+    assert ModelConfig.from_hf(fields(tie_word_embeddings=True)).tie_word_embeddings
+    for rope in ({"type": "yarn"}, {"type": "linear", "rope_type": "yarn"}, {"rope_type": "yarn"}):
+        for place in ("rope_scaling", "rope_parameters"):
+            config = ModelConfig.from_hf(fields(**{place: {"factor": 4.0, **rope}}))
+            assert (config.rotary_config.scaling or {})["rope_type"] == "yarn"
+    assert_equals_hf(tiny("qwen3", rms_norm_eps=0.1))
+
+
 def test_heads() -> None:
     assert ModelConfig.from_hf(fields()).head_dim == 16
     assert ModelConfig.from_hf(fields(head_dim=None)).head_dim == 16
@@ -358,6 +370,7 @@ def test_within_the_window_the_logits_are_those_of_transformers() -> None:
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "architecture 'GPT2LMHeadModel'.*Qwen3For"),
         ({"mlp_bias": True}, "mlp_bias"),
+        ({"auto_map": {"AutoModelForCausalLM": "modeling.M"}}, "code of its own"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantized"),
         ({"rms_norm_eps": ...}, "no 'rms_norm_eps'"),
         ({"max_position_embeddings": None}, "no 'max_position_embeddings'"),
@@ -472,7 +485,19 @@ def test_code_in_a_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("builtins.input", lambda *a: pytest.fail("a question was asked"))
     with pytest.raises(ValueError, match="unknown model architecture 'FooForCausalLM'"):
         config_of(folder)
+    with pytest.raises(ValueError, match="code of its own"):
+        load_tokenizer(str(folder))
+    (folder / "tokenizer_config.json").unlink()  # then config.json's auto_map counts
     with pytest.raises(ValueError, match="cannot load the tokenizer"):
+        load_tokenizer(str(folder))
+    # The library has classes for these, but what the folder wants is its own.
+    config |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(ValueError, match="code of its own"):
+        config_of(folder)
+    config = {"auto_map": own, "tokenizer_class": "LlamaTokenizer"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(ValueError, match="code of its own"):
         load_tokenizer(str(folder))
     assert not ran.exists()
 
@@ -602,13 +627,117 @@ def test_one_file_wins_over_an_index_as_in_transformers(tmp_path: Path) -> None:
     assert weights_of(folder)
 
 
+def table_of(name: str) -> torch.Tensor:
+    return load_file(Path(tiny(name), "model.safetensors"))["model.embed_tokens.weight"]
+
+
 def test_extra_lm_head_of_a_tied_model_is_dropped(tmp_path: Path) -> None:
-    folder = edit_weights(copy_of(tiny("llama"), tmp_path), lm_head__weight=torch.zeros(200, 64))
+    folder = edit_weights(copy_of(tiny("llama"), tmp_path), lm_head__weight=table_of("llama"))
     assert "lm_head.weight" not in weights_of(folder)
     model = loaded(folder)
     assert "lm_head.weight" not in model.state_dict()
     ids = [[1, 2, 3]]
     assert torch.equal(logits_of(model, ids), logits_of(loaded(tiny("llama")), ids))
+    edit_weights(folder, lm_head__weight=table_of("llama").double())  # the same numbers
+    assert weights_of(folder).keys() == weights_of(tiny("llama")).keys()
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_head_of_its_own_in_a_tied_model(tmp_path: Path, number: int) -> None:
+    """Refused, in one file or in several; as the message says, untied it loads as in transformers,
+    which unties the two by itself."""
+    folder = copy_of(tiny("llama", shards=number), tmp_path)
+    head = 0.2 * torch.randn(200, 64, generator=torch.Generator().manual_seed(1))
+    if number == 1:
+        edit_weights(folder, lm_head__weight=head)
+    else:
+        save_file({"lm_head.weight": head}, folder / "head.safetensors")
+        index = folder / "model.safetensors.index.json"
+        table = json.loads(index.read_text(encoding="utf-8"))
+        table["weight_map"]["lm_head.weight"] = "head.safetensors"
+        index.write_text(json.dumps(table), encoding="utf-8")
+    message = (
+        r"lm_head\.weight and model\.embed_tokens\.weight differ.*tie_word_embeddings to false"
+    )
+    assert_load_fails(folder, ValueError, message)
+    with pytest.raises(ValueError, match=message):
+        next(load_weight(str(folder), CPU))
+    from transformers import AutoModelForCausalLM
+
+    prompts = prompts_for(config_of(folder))
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        want = torch.cat([reference(torch.tensor([ids])).logits[:, -1] for ids in prompts])
+    assert (logits_of(loaded(tiny("llama")), prompts) - want).abs().max() > 1  # not the table
+    edit_config(folder, tie_word_embeddings=False)
+    assert (logits_of(loaded(folder), prompts) - want).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "lone_head"),
+    [("llama", False), ("llama-untied", False), ("qwen3", False), ("llama", True), ("qwen3", True)],
+)
+def test_names_without_model(tmp_path: Path, name: str, lone_head: bool) -> None:
+    """As transformers: the stack alone, and of two tied tensors the head alone."""
+    folder = copy_of(tiny(name), tmp_path)
+    tensors = {k: v.clone() for k, v in load_file(folder / "model.safetensors").items()}
+    if lone_head:
+        tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    else:
+        tensors = {key.removeprefix("model."): value for key, value in tensors.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    want, found = weights_of(tiny(name)), weights_of(folder)
+    assert found.keys() == want.keys() and all(torch.equal(found[k], want[k]) for k in want)
+    assert_equals_hf(folder)
+
+
+def test_names_with_another_prefix_are_shown(tmp_path: Path) -> None:
+    folder = copy_of(tiny("llama"), tmp_path)
+    tensors = load_file(folder / "model.safetensors").items()
+    tensors = {f"base_model.{key}": value.clone() for key, value in tensors}
+    save_file(tensors, folder / "model.safetensors")
+    message = (
+        r"no model\.embed_tokens\.weight; its names are base_model\.model\.embed_tokens\.weight"
+    )
+    assert_load_fails(folder, ValueError, message)
+
+
+QUANTIZED = [
+    "int8",
+    "uint8",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "float8_e4m3fn",
+    "float8_e5m2",
+]
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_quantized_weights_that_no_config_declares(tmp_path: Path, kind: str) -> None:
+    folder = copy_of(tiny("qwen3"), tmp_path)
+    tensors = {k: v.clone() for k, v in load_file(folder / "model.safetensors").items()}
+    names = [key for key in tensors if key.endswith("_proj.weight")]
+    changed = {key: (100 * tensors[key]).to(getattr(torch, kind)) for key in names}
+    for scales in ({}, {f"{key}_scale": torch.tensor(0.01) for key in names}):
+        save_file({**tensors, **changed, **scales}, folder / "model.safetensors")
+        assert_load_fails(folder, ValueError, r"layers\.\d.*_proj\.weight.* is .*quantized weights")
+        with pytest.raises(ValueError, match="quantized weights"):
+            next(load_weight(str(folder), CPU))
+
+
+def test_scales_beside_floating_point_weights(tmp_path: Path) -> None:
+    scale = {"model__layers__0__self_attn__q_proj__weight_scale": torch.tensor(0.5)}
+    folder = edit_weights(copy_of(tiny("llama"), tmp_path), **scale)
+    for size in (1, 2):
+        on_rank(0, size)
+        with pytest.raises(
+            ValueError, match=r"q_proj\.weight_scale in .* is F32 \[\], part of quant"
+        ):
+            weights_of(folder)
 
 
 def test_old_rope_buffers_are_ignored(tmp_path: Path) -> None:

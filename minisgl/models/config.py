@@ -140,12 +140,15 @@ def _attention_switches(config: PretrainedConfig) -> dict[str, bool]:
 def _refuse_unsupported(config: PretrainedConfig) -> None:
     """Raise ValueError for what would load and then compute something else.
 
-    That is `architectures[0]`, where it is given, if it is not registered; and quantization_config,
-    mlp_bias, mlp_only_layers and decoder_sparse_step (missing: 1) if they ask for anything.
+    That is `architectures[0]`, where it is given, if it is not registered; and auto_map (code of
+    the model's own, which is never run), quantization_config, mlp_bias, mlp_only_layers and
+    decoder_sparse_step (missing: 1) if they ask for anything.
     """
     architectures = getattr(config, "architectures", None) or []
     if architectures:
         SUPPORTED_MODELS.assert_supported(architectures[0])
+    if getattr(config, "auto_map", None):
+        raise ValueError("the model needs code of its own (auto_map), which is never run")
     if getattr(config, "quantization_config", None):
         raise ValueError("quantized checkpoints are not supported; take the unquantized model")
     if getattr(config, "mlp_bias", False):

@@ -159,8 +159,9 @@ def _listed_files(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
 def find_weights(folder: Path) -> dict[Path, list[str]]:
     """Which tensors to read from which file, in the order in which they lie there.
 
-    Opens each file, so that whatever the files show to be wrong is found before a tensor is read.
-    Raises FileNotFoundError and ValueError that name the file.
+    Opens each file, so that whatever the files show to be wrong is found before a tensor is read:
+    two files with one tensor, or quantized weights, which are not floating-point numbers, or come
+    with scales, single numbers. Raises FileNotFoundError and ValueError that name the file.
     """
     paths, wanted = _listed_files(folder)
     found: dict[Path, list[str]] = {}
@@ -168,9 +169,15 @@ def find_weights(folder: Path) -> dict[Path, list[str]]:
     for path in paths:
         with _open_safetensors(path) as file:
             names = file.offset_keys()
-        if wanted is not None:
-            names = [name for name in names if wanted.get(name) == path.name]
-        for name in names:
+            if wanted is not None:
+                names = [name for name in names if wanted.get(name) == path.name]
+            looks = {name: file.get_slice(name) for name in names}
+        for name, look in looks.items():
+            if look.get_dtype() not in ("F64", "F32", "F16", "BF16") or not look.get_shape():
+                raise ValueError(
+                    f"{name} in {path} is {look.get_dtype()} {look.get_shape()}, part of quantized "
+                    "weights, which are not supported; take the unquantized model"
+                )
             if name in owners:
                 raise ValueError(f"both {owners[name].name} and {path.name} hold {name}")
             owners[name] = path
@@ -182,14 +189,40 @@ def find_weights(folder: Path) -> dict[Path, list[str]]:
     return found
 
 
+_TABLE, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def _model_keys(plan: dict[Path, list[str]], tied: bool) -> dict[str, str]:
+    """Name in the checkpoint → the model's, for all tensors of `find_weights` that are weights.
+
+    No weight is `rotary_emb.inv_freq`. "model." goes before the names where the checkpoint has it
+    nowhere. A `tied` head is left out beside an embedding that equals it, and without one *is* the
+    embedding. ValueError for a tied head that differs, and for a checkpoint without an embedding.
+    """
+    files = {name: path for path, names in plan.items() for name in names}
+    keys = {name: name for name in files if not name.endswith("rotary_emb.inv_freq")}
+    if "embed_tokens.weight" in keys:
+        keys = {name: name if name == _HEAD else f"model.{name}" for name in keys}
+    table = next((name for name, key in keys.items() if key == _TABLE), None)
+    if tied and _HEAD in keys and table is None:
+        return {**keys, _HEAD: _TABLE}
+    if table is None:
+        some = ", ".join(sorted(keys)[:3])
+        raise ValueError(f"the checkpoint has no {_TABLE}; its names are {some}, …")
+    if tied and _HEAD in keys:
+        del keys[_HEAD]
+        with _open_safetensors(files[table]) as one, _open_safetensors(files[_HEAD]) as other:
+            embedding, head = one.get_tensor(table), other.get_tensor(_HEAD)
+            same = torch.equal(embedding, head.to(embedding.dtype))
+        if not same:
+            raise ValueError(
+                f"the config ties the head to the embedding (tie_word_embeddings), but {_HEAD} and "
+                f"{table} differ: to use both, set tie_word_embeddings to false in config.json"
+            )
+    return keys
+
+
 logger = init_logger(__name__)
-
-
-def _is_extra(key: str, config: ModelConfig) -> bool:
-    """Whether a checkpoint's tensor is no weight: computed elsewhere, or a copy of another."""
-    if key.endswith("rotary_emb.inv_freq"):  # old Llama checkpoints: the RoPE table makes its own
-        return True
-    return key == "lm_head.weight" and config.tie_word_embeddings
 
 
 def _own(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
@@ -207,15 +240,17 @@ def _merged_weights(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """The loop of `load_weight`: read, cut, move, merge."""
     tp = get_tp_info()
-    for path, names in find_weights(folder).items():
+    plan = find_weights(folder)
+    keys = _model_keys(plan, config.tie_word_embeddings)
+    for path, names in plan.items():
         logger.info_rank0(f"reading {len(names)} tensors from {path}")
         with _open_safetensors(path) as file:
             for name in names:
-                if _is_extra(name, config):
+                if name not in keys:
                     continue
                 whole = file.get_tensor(name)  # on a CPU: a view of the mapped file
-                mine = _shard_tensor(name, whole, tp.rank, tp.size, config.num_kv_heads)
-                ready = buffer.add(name, mine.to(device))
+                mine = _shard_tensor(keys[name], whole, tp.rank, tp.size, config.num_kv_heads)
+                ready = buffer.add(keys[name], mine.to(device))
                 if ready is not None:
                     yield ready[0], _own(ready[1], whole)
     buffer.check_empty()

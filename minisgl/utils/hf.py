@@ -90,10 +90,14 @@ def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a local folder or a Hub id, with its chat template if it has one.
 
     It is `AutoTokenizer` of `transformers` that reads it, imported in here; any error of it becomes
-    a ValueError that names `model_path`.
+    a ValueError that names `model_path`. So does code in a folder (`auto_map` in its
+    tokenizer_config.json): it is never run.
     """
     from transformers import AutoTokenizer
 
+    path = Path(model_path, "tokenizer_config.json")
+    if path.is_file() and read_json(path).get("auto_map"):
+        raise ValueError(f"{path} needs code of its own (auto_map), which is never run")
     try:
         return AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
     except Exception as error:
