@@ -24,6 +24,19 @@ if TYPE_CHECKING:
 class NativeBackend(TorchBackend):
     """The torch backend, but decodes are planned in C, at addresses that can be kept."""
 
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.head_dim = self.kv_cache.k_cache(0).shape[-1]
+        self.threads = torch.get_num_threads()  # recorded passes keep this number, so plans do
+
+    def make_plan(
+        self, q_lens: Sequence[int], kv_lens: Sequence[int], rows: torch.Tensor
+    ) -> AttentionPlan:
+        """`PagedDecodePlan` for a decode; else as the torch backend."""
+        if max(q_lens) > 1:
+            return super().make_plan(q_lens, kv_lens, rows)
+        return PagedDecodePlan(kv_lens, rows, self.num_qo_heads, self.head_dim, self.threads)
+
     @property
     def supports_cuda_graph(self) -> bool:
         return True
@@ -40,19 +53,6 @@ class NativeBackend(TorchBackend):
     def prepare_for_replay(self, batch: Batch) -> None:
         plan = cast("TorchMetadata", batch.attn_metadata).plan
         self.fixed[batch.padded_size].take(cast("PagedDecodePlan", plan))
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
-        self.head_dim = self.kv_cache.k_cache(0).shape[-1]
-        self.threads = torch.get_num_threads()  # recorded passes keep this number, so plans do
-
-    def make_plan(
-        self, q_lens: Sequence[int], kv_lens: Sequence[int], rows: torch.Tensor
-    ) -> AttentionPlan:
-        """`PagedDecodePlan` for a decode; else as the torch backend."""
-        if max(q_lens) > 1:
-            return super().make_plan(q_lens, kv_lens, rows)
-        return PagedDecodePlan(kv_lens, rows, self.num_qo_heads, self.head_dim, self.threads)
 
 
 @SUPPORTED_ATTENTION_BACKENDS.register("native")

@@ -120,8 +120,10 @@ def load_jit(*pieces: str, file: str | None = None, **functions: str) -> ctypes.
     The library is kept in `~/.cache/minisgl`; what a compiler objects to is logged. Whoever calls
     must have another way to do the same.
     """
-    compiler, objection = find_compiler(), ""
-    for flags in ((*FLAGS, *THREADS), FLAGS) if compiler else ():
+    objection, compiler = "", find_compiler()
+    if compiler is None:
+        return None
+    for flags in ((*FLAGS, *THREADS), FLAGS):
         try:
             library = ctypes.CDLL(str(_compile(assemble(pieces, file), compiler, flags)))
         except (RuntimeError, OSError) as error:
@@ -132,8 +134,7 @@ def load_jit(*pieces: str, file: str | None = None, **functions: str) -> ctypes.
             function.argtypes = [PARAMETERS[letter] for letter in letters]
             setattr(library, name, Function(function))
         return library
-    if compiler:
-        logger.error("C that can't be compiled, PyTorch does the same:\n%s", objection)
+    logger.error("C that can't be compiled, PyTorch does the same:\n%s", objection)
     return None
 
 
