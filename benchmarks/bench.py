@@ -28,10 +28,14 @@ sys.path.insert(0, str(ROOT))
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or PyTorch's profiler talks on stderr
 
 import torch  # noqa: E402
+from torch.profiler import record_function  # noqa: E402
 
 import course  # noqa: E402
 from minisgl.distributed import DistributedInfo  # noqa: E402
 from minisgl.engine import Engine, EngineConfig  # noqa: E402
+from minisgl.kernel import SUPPORTED_KERNELS, Kernels  # noqa: E402
+from minisgl.kernel.cpu.attention import PagedDecodePlan  # noqa: E402
+from minisgl.kernel.table import create_torch_kernels  # noqa: E402
 from minisgl.utils.device import physical_cores  # noqa: E402
 from tests.hand_driven import Driver  # noqa: E402
 
@@ -67,7 +71,12 @@ class Ours:
     """A hand-driven engine: the loop of chapter 06 and the milestone, which the tests use, too."""
 
     def __init__(
-        self, dtype: torch.dtype, slots: int, page_size: int = 1, record: bool = True
+        self,
+        dtype: torch.dtype,
+        slots: int,
+        page_size: int = 1,
+        record: bool = True,
+        kernels: str = "auto",
     ) -> None:
         config = EngineConfig(
             course.model(),
@@ -78,6 +87,8 @@ class Ours:
             page_size=page_size,
             num_page_override=max(2, -(-slots // page_size)),
             cuda_graph_max_bs=None if record else 0,
+            kernels=kernels,
+            attention_backend="torch" if kernels == "torch" else "auto",
         )
         self.engine = Engine(config)
         self.driver = Driver(self.engine)
@@ -190,7 +201,7 @@ def decode(args: argparse.Namespace, dtype: torch.dtype) -> None:
         ["batch", "ours ms/step", "tokens/s", "transformers ms/step", "ratio"]
         + ["read bound ms", "of it", "arithmetic bound ms", "tokens equal"]
     ]
-    ours = Ours(dtype, 16 * 256)
+    ours = Ours(dtype, 16 * 256, kernels=args.kernels)
     theirs = None if args.alone else Theirs(dtype)
     for batch in args.batch:
         prompts = make_prompts(ragged(batch))
@@ -224,7 +235,7 @@ def decode(args: argparse.Namespace, dtype: torch.dtype) -> None:
 def prefill(args: argparse.Namespace, dtype: torch.dtype) -> None:
     """Prefill of one prompt: medians over rounds in which the two take turns."""
     rows = [["tokens", "ours ms", "transformers ms", "ratio", "arithmetic bound ms"]]
-    ours, theirs, limits = Ours(dtype, 2048), Theirs(dtype), Limits(dtype)
+    ours, theirs, limits = Ours(dtype, 2048, kernels=args.kernels), Theirs(dtype), Limits(dtype)
     layers = sum(w.numel() for n, w in ours.engine.model.state_dict().items() if "layers." in n)
     for n in args.tokens:
         prompts = make_prompts([n])
@@ -249,7 +260,7 @@ def pages(args: argparse.Namespace, dtype: torch.dtype) -> None:
         steps: dict[int, list[float]] = {1: [], 16: []}
         for _ in range(args.rounds):
             for size in steps:
-                ours = Ours(dtype, 16 * 256, size)
+                ours = Ours(dtype, 16 * 256, size, kernels=args.kernels)
                 ours.run(prompts, 2)
                 steps[size].append(statistics.median(ours.run(prompts, 16)[1][1:]))
                 ours.engine.shutdown()
@@ -262,7 +273,7 @@ def pages(args: argparse.Namespace, dtype: torch.dtype) -> None:
 def lengths(args: argparse.Namespace, dtype: torch.dtype) -> None:
     """The cost of a step against the tokens cached, up to a full pool."""
     rows = [["tokens cached", "ms/step", "read bound ms"]]
-    limits, ours = Limits(dtype), Ours(dtype, 16 * 1040)
+    limits, ours = Limits(dtype), Ours(dtype, 16 * 1040, kernels=args.kernels)
     for total in (256, 2048, 4096, 8192, 16_384):
         prompts = make_prompts([total // 16] * 16)
         step = statistics.median(ours.run(prompts, 8)[1][1:])
@@ -275,7 +286,7 @@ def lengths(args: argparse.Namespace, dtype: torch.dtype) -> None:
 
 KINDS = {  # by parts of an operation's name
     "products": (
-        "minisgl::apply",
+        "minisgl::linear",
         "aten::mm",
         "aten::addmm",
         "aten::linear",
@@ -294,28 +305,30 @@ KINDS = {  # by parts of an operation's name
 }
 
 
+def label(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """`function`, whose calls a profiler that is running sees as `minisgl::NAME`."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with record_function(f"minisgl::{name}"):
+            return function(*args, **kwargs)
+
+    return call
+
+
+@SUPPORTED_KERNELS.register("labeled")
+def create_labeled_kernels() -> Kernels:
+    """The table "auto", by names that a profiler sees: what runs in C has none of its own."""
+    native = SUPPORTED_KERNELS["native"]() if "native" in SUPPORTED_KERNELS else None
+    chosen = native or create_torch_kernels()
+    operations = ("linear", "add_rmsnorm", "silu_and_mul", "rope", "store_cache")
+    return chosen._replace(**{n: label(getattr(chosen, n), n) for n in operations})
+
+
 @contextmanager
 def labeled() -> Iterator[None]:
-    """Show the profiler what runs in C: products, attention and small operations, by name."""
-    from torch.profiler import record_function
-
-    from minisgl.attention.auto_backend import PagedDecodePlan
-    from minisgl.kernel import get_linear_kernel, replace
-
-    def label(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with record_function(f"minisgl::{name}"):
-                return function(*args, **kwargs)
-
-        return call
-
-    kernel, small = type(get_linear_kernel()), replace._ACTIVE
-    named = {name: label(function, name) for name, function in small.items()}
-    with (
-        patch.object(kernel, "apply", label(kernel.apply, "apply")),
-        patch.object(PagedDecodePlan, "attend", label(PagedDecodePlan.attend, "attend")),
-        patch.dict(small, named),
-    ):
+    """Show a profiler decode attention in C as well."""
+    attend = label(PagedDecodePlan.attend, "attend")
+    with patch.object(PagedDecodePlan, "attend", attend):
         yield
 
 
@@ -328,7 +341,7 @@ def profile(args: argparse.Namespace, dtype: torch.dtype) -> None:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiler
 
-    ours = Ours(dtype, 16 * 256, record=False)
+    ours = Ours(dtype, 16 * 256, record=False, kernels="labeled")
     for batch in args.batch:
         prompts, count = make_prompts(ragged(batch)), 8
         ours.run(prompts, 4)
@@ -446,7 +459,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--top", type=int, default=16, help="operations to list (profile)")
     parser.add_argument("--alone", action="store_true", help="without transformers (decode)")
-    parser.add_argument("--kernel", default="auto", help="the linear kernel: auto, torch, ...")
+    parser.add_argument("--kernels", default="auto", help="the operations: auto, torch, native")
     parser.add_argument("--dtype", nargs="+", default=["float32"])
     args = parser.parse_args()
     course.model()
@@ -459,7 +472,7 @@ def main() -> None:
         torch.set_num_threads(physical_cores())
     print(
         f"{platform.processor() or platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, "
-        f"{torch.get_num_threads()} threads, PyTorch {torch.__version__}, kernel {args.kernel}\n"
+        f"{torch.get_num_threads()} threads, PyTorch {torch.__version__}, kernels {args.kernels}\n"
     )
     for name in args.dtype:
         for command in COMMANDS if args.command == "all" else [args.command]:
