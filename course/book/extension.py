@@ -194,6 +194,7 @@ def _fold(cells: list[nodes.Element]) -> None:
     parent.insert(parent.index(cells[-1]) + 1, nodes.raw("", "</details>", format="html"))
     for cell in cells:
         cell["hide_mode"] = None
+        cell["classes"].append("checks")
 
 
 def _closes(node: nodes.Node | None) -> bool:
