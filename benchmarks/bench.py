@@ -33,9 +33,8 @@ from torch.profiler import record_function  # noqa: E402
 import course  # noqa: E402
 from minisgl.distributed import DistributedInfo  # noqa: E402
 from minisgl.engine import Engine, EngineConfig  # noqa: E402
-from minisgl.kernel import SUPPORTED_KERNELS, Kernels  # noqa: E402
+from minisgl.kernel import SUPPORTED_KERNELS, Kernels, get_kernels, use_kernels  # noqa: E402
 from minisgl.kernel.cpu.attention import PagedDecodePlan  # noqa: E402
-from minisgl.kernel.table import create_torch_kernels  # noqa: E402
 from minisgl.utils.device import physical_cores  # noqa: E402
 from tests.hand_driven import Driver  # noqa: E402
 
@@ -318,8 +317,8 @@ def label(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 @SUPPORTED_KERNELS.register("labeled")
 def create_labeled_kernels() -> Kernels:
     """The table "auto", by names that a profiler sees: what runs in C has none of its own."""
-    native = SUPPORTED_KERNELS["native"]() if "native" in SUPPORTED_KERNELS else None
-    chosen = native or create_torch_kernels()
+    use_kernels("auto")  # until the engine that asked for this table has it
+    chosen = get_kernels()
     operations = ("linear", "add_rmsnorm", "silu_and_mul", "rope", "store_cache")
     return chosen._replace(**{n: label(getattr(chosen, n), n) for n in operations})
 

@@ -149,7 +149,7 @@ def _mutations(root: Path, options: argparse.Namespace) -> int:
 
 
 def _mutants(root: Path, options: argparse.Namespace) -> int:
-    for line, _ in mutants.table(reference_root(), options.chapters, options.sample):
+    for line in mutants.table(reference_root(), options.chapters, options.sample):
         print(line, flush=True)
     return 0
 

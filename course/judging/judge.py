@@ -57,6 +57,15 @@ class Result:
     seconds: float = 0.0
 
 
+def judging_environment() -> dict[str, str]:
+    """The environment of a process that judges: it finds the course, has one thread, and asserts."""
+    path = [str(reference_root()), *filter(None, [os.environ.get("PYTHONPATH")])]
+    found = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONIOENCODING": "utf-8"}
+    found.setdefault("OMP_NUM_THREADS", "1")
+    found.pop("PYTHONOPTIMIZE", None)  # checks are made of asserts
+    return found
+
+
 class Judge:
     """A process that has the libraries loaded and runs jobs on one chapter; used in a `with`."""
 
@@ -88,16 +97,11 @@ class Judge:
         return Result(verdicts, raw["used"], raw["seconds"])
 
     def _start(self) -> subprocess.Popen[str]:
-        home = str(reference_root())
-        path = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = {**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"}
-        environment.setdefault("OMP_NUM_THREADS", "1")
-        environment.pop("PYTHONOPTIMIZE", None)  # checks are made of asserts
         return subprocess.Popen(
             [sys.executable, "-m", "course.judging.judge", str(self.root), self.chapter],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment,
+            env=judging_environment(),
             text=True,
             encoding="utf-8",
         )

@@ -33,13 +33,13 @@ import yaml
 
 from course.building import notebooks
 from course.building.package import build, package_texts
-from course.building.roots import RootFinder, reference_root
+from course.building.roots import RootFinder
 from course.building.source import check_path, module_name
 from course.building.syntax import parts
-from course.judging.judge import Job, Judge, calls, forked, set_up, warm_up
+from course.judging.judge import Job, Judge, calls, forked, judging_environment, set_up, warm_up
 from course.judging.mutant_rules import Mutant, mutants_of
 from course.judging.program import Program, program
-from course.judging.verdict import RIGHT, Verdict, verdict
+from course.judging.verdict import RIGHT, WRONG, Verdict, verdict
 from course.workbooks.pieces import to_write
 
 EQUIVALENT = "tests/mutants.yml"
@@ -102,8 +102,6 @@ def _judge(
     """Judge some mutants in a process of their own; survivors once more on their own package."""
     if not share:
         return []
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": _path()}
-    environment.pop("PYTHONOPTIMIZE", None)  # checks are made of asserts
     job = {"root": str(root), "chapter": chapter, "folder": folder}
     done = subprocess.run(
         [sys.executable, "-m", "course.judging.mutants"],
@@ -111,7 +109,7 @@ def _judge(
         capture_output=True,
         text=True,
         encoding="utf-8",
-        env=environment,
+        env={**judging_environment(), "OMP_NUM_THREADS": "1"},
     )
     if done.returncode:
         raise RuntimeError(f"judging the mutants of {chapter} failed:\n{done.stderr}")
@@ -129,10 +127,6 @@ def _judge(
             named = said is not None and _names(said, mutant, texts[mutant.path])
             fates.append(Fate(mutant, said, named, bool(checks)))
     return fates
-
-
-def _path() -> str:
-    return os.pathsep.join([str(reference_root()), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def _verdict(raw: dict[str, Any] | None) -> Verdict | None:
@@ -179,7 +173,7 @@ def _serve(job: dict[str, Any]) -> list[tuple[dict[str, Any] | None, list[str]]]
         said = forked(trial, limit)[0] if checks else [None]
         if said is None:
             lost = f"{mutant.name}: it did not end, or its process died"
-            said = [asdict(Verdict(checks[0], "wrong", (lost,)))]
+            said = [asdict(Verdict(checks[0], WRONG, (lost,)))]
         out.append((said[0], checks))
     return out
 
@@ -290,8 +284,8 @@ def _functions(space: dict[str, Any], name: str) -> list[FunctionType]:
 # --- The table ------------------------------------------------------------------------------------
 
 
-def table(root: Path, names: Sequence[str], sample: int | None = None) -> Iterator[tuple[str, int]]:
-    """The lines of the table, each with how many mutants it shows to have survived."""
+def table(root: Path, names: Sequence[str], sample: int | None = None) -> Iterator[str]:
+    """The lines of the table: of each chapter the shares, and the mutants that survived."""
     for chapter in names or notebooks.chapters(root):
         started = time.monotonic()
         fates = survey(root, chapter, sample)
@@ -304,13 +298,12 @@ def table(root: Path, names: Sequence[str], sample: int | None = None) -> Iterat
             f"{chapter:<20} {len(fates):>5} mutants  {share:5.1f} % caught, "
             f"{100 * named / max(1, len(caught)):5.1f} % of these by a message that names it; "
             f"{len(equivalent(root, chapter))} equivalent ones aside  "
-            f"({time.monotonic() - started:.0f} s)",
-            0,
+            f"({time.monotonic() - started:.0f} s)"
         )
         for fate in fates:
             if fate.caught is None:
                 why = "" if fate.reached else "  (no check runs it)"
-                yield f"  survived, line {fate.mutant.line}: {fate.mutant.key}{why}", 1
+                yield f"  survived, line {fate.mutant.line}: {fate.mutant.key}{why}"
 
 
 if __name__ == "__main__":
