@@ -137,3 +137,14 @@ def test_autoreload_is_turned_off_with_a_line(tmp_path: Path) -> None:
     done = python(LOAD.format(cells=cells), tmp_path, MINISGL_ROOT=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("autoreload is off now") == 2, done.stdout
+
+
+def test_a_missing_compiler_is_said_once_in_a_program_and_not_in_a_notebook(tmp_path: Path) -> None:
+    ask = "from minisgl.kernel import use_kernels\nuse_kernels('auto')\nuse_kernels('auto')"
+    program = python(ask, ROOT, CC="/nonexistent", MINISGL_JIT="1")
+    said = program.stdout + program.stderr
+    assert program.returncode == 0 and said.count("no C compiler") == 1, said
+    notebook = python(
+        LOAD.format(cells=["%load_ext course", ask]), ROOT, CC="/nonexistent", MINISGL_JIT="1"
+    )
+    assert notebook.returncode == 0 and notebook.stdout + notebook.stderr == ""

@@ -58,7 +58,7 @@ class Result:
 
 
 def judging_environment() -> dict[str, str]:
-    """The environment of a process that judges: it finds the course, has one thread, and asserts."""
+    """The environment of a process that judges: one thread, asserts, and where the course is."""
     path = [str(reference_root()), *filter(None, [os.environ.get("PYTHONPATH")])]
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONIOENCODING": "utf-8"}
     found.setdefault("OMP_NUM_THREADS", "1")
