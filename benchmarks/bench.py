@@ -66,6 +66,8 @@ def ragged(batch: int, mean: int = 128) -> list[int]:
 class Ours:
     """A hand-driven engine: the loop of chapter 06 and the milestone, which the tests use, too."""
 
+    kernels = "auto"  # of all engines made from now on; their attention backend has the same name
+
     def __init__(
         self, dtype: torch.dtype, slots: int, page_size: int = 1, record: bool = True
     ) -> None:
@@ -77,6 +79,8 @@ class Ours:
             max_running_req=16,
             page_size=page_size,
             num_page_override=max(2, -(-slots // page_size)),
+            kernels=self.kernels,
+            attention_backend=self.kernels,
             cuda_graph_max_bs=None if record else 0,
         )
         self.engine = Engine(config)
@@ -275,7 +279,7 @@ def lengths(args: argparse.Namespace, dtype: torch.dtype) -> None:
 
 KINDS = {  # by parts of an operation's name
     "products": (
-        "minisgl::apply",
+        "minisgl::linear",
         "aten::mm",
         "aten::addmm",
         "aten::linear",
@@ -296,11 +300,11 @@ KINDS = {  # by parts of an operation's name
 
 @contextmanager
 def labeled() -> Iterator[None]:
-    """Show the profiler what runs in C: products, attention and small operations, by name."""
+    """Engines made here show the profiler what runs in C: each operation of the table by name."""
     from torch.profiler import record_function
 
-    from minisgl.attention.auto_backend import PagedDecodePlan
-    from minisgl.kernel import get_linear_kernel, replace
+    from minisgl.kernel.cpu.attention import PagedDecodePlan
+    from minisgl.kernel.table import SUPPORTED_KERNELS, Kernels
 
     def label(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -309,12 +313,16 @@ def labeled() -> Iterator[None]:
 
         return call
 
-    kernel, small = type(get_linear_kernel()), replace._ACTIVE
-    named = {name: label(function, name) for name, function in small.items()}
+    def create() -> Kernels | None:
+        if (table := native()) is None:
+            return None
+        names = [name for name in Kernels._fields if name not in ("name", "pack")]
+        return table._replace(**{name: label(getattr(table, name), name) for name in names})
+
+    native = SUPPORTED_KERNELS["native"]
     with (
-        patch.object(kernel, "apply", label(kernel.apply, "apply")),
+        patch.dict(SUPPORTED_KERNELS._table, native=create),
         patch.object(PagedDecodePlan, "attend", label(PagedDecodePlan.attend, "attend")),
-        patch.dict(small, named),
     ):
         yield
 
@@ -328,20 +336,23 @@ def profile(args: argparse.Namespace, dtype: torch.dtype) -> None:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiler
 
-    ours = Ours(dtype, 16 * 256, record=False)
     for batch in args.batch:
         prompts, count = make_prompts(ragged(batch)), 8
+        ours = Ours(dtype, 16 * 256, record=False)
         ours.run(prompts, 4)
         plain = statistics.median(ours.run(prompts, count + 1)[1][1:])
-        reqs = [ours.driver.admit(ids, count + 1) for ids in prompts]
-        ours.driver.step(reqs, "prefill")
-        with labeled(), profiler(activities=[ProfilerActivity.CPU]) as record:
-            begin = time.perf_counter()
-            for _ in range(count):
-                ours.driver.step(reqs, "decode")
-            whole = 1e6 * (time.perf_counter() - begin)
-        for req in reqs:
-            ours.driver.finish(req)
+        ours.engine.shutdown()
+        with labeled():
+            ours = Ours(dtype, 16 * 256, record=False)
+            reqs = [ours.driver.admit(ids, count + 2) for ids in prompts]
+            ours.driver.step(reqs, "prefill")
+            ours.driver.step(reqs, "decode")
+            with profiler(activities=[ProfilerActivity.CPU]) as record:
+                begin = time.perf_counter()
+                for _ in range(count):
+                    ours.driver.step(reqs, "decode")
+                whole = 1e6 * (time.perf_counter() - begin)
+            ours.engine.shutdown()
         events = record.key_averages()
         spent = dict.fromkeys([*KINDS, "small operations"], 0.0)
         for e in events:
@@ -359,7 +370,6 @@ def profile(args: argparse.Namespace, dtype: torch.dtype) -> None:
                 for e in longest
             ]
         )
-    ours.engine.shutdown()
 
 
 # What a new process does for `start`; prints what it measured as JSON.
@@ -446,7 +456,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--top", type=int, default=16, help="operations to list (profile)")
     parser.add_argument("--alone", action="store_true", help="without transformers (decode)")
-    parser.add_argument("--kernel", default="auto", help="the linear kernel: auto, torch, ...")
+    parser.add_argument("--kernels", default="auto", help="the operations: auto, native or torch")
     parser.add_argument("--dtype", nargs="+", default=["float32"])
     args = parser.parse_args()
     course.model()
@@ -454,12 +464,13 @@ def main() -> None:
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
+    Ours.kernels = args.kernels
 
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(physical_cores())
     print(
         f"{platform.processor() or platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, "
-        f"{torch.get_num_threads()} threads, PyTorch {torch.__version__}, kernel {args.kernel}\n"
+        f"{torch.get_num_threads()} threads, PyTorch {torch.__version__}, kernels {args.kernels}\n"
     )
     for name in args.dtype:
         for command in COMMANDS if args.command == "all" else [args.command]:
