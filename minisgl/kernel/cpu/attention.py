@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from minisgl.kernel.cpu.compile import COMMON_C, EXP_C, TYPES, load_jit
+from minisgl.kernel.cpu.compile import COMMON_C, EXP_C, TYPES, WORD_C, load_jit
 
 SOFTMAX_C = r"""
 #define AHEAD 12 /* tokens: how long before its turn a row of K or V is fetched */
@@ -42,8 +42,8 @@ static void part_TYPE(const TYPE *q, const TYPE *k, const TYPE *v, const int32_t
     if (p + AHEAD < n) prefetch(k + slots[p + AHEAD] * width, width * sizeof(TYPE));
     for (int64_t h = 0; h < heads; h++) {
       vec acc = {0};
-      for (int64_t c = 0; c < d; c += LANES)
-        acc += load_TYPE(key + h / group * d + c) * load_TYPE(q + h * d + c);
+      for (int64_t c = 0; c < d; c += LANES * PER_TYPE)
+        acc = madd_TYPE(acc, words_TYPE(key + h / group * d + c), words_TYPE(q + h * d + c));
       scores[h * row + p] = SUM(acc) * scale;
     }
   }
@@ -111,7 +111,7 @@ SMALLEST_PART, LARGEST_PART = 32, 256  # tokens of one request that a thread tak
 @cache
 def attend_functions() -> dict[torch.dtype, Any]:
     """`attend_TYPE` for each dtype of the pool; empty where C can't be compiled."""
-    pieces = (*COMMON_C, EXP_C, SOFTMAX_C, PART_C, ATTEND_C)
+    pieces = (*COMMON_C, WORD_C, EXP_C, SOFTMAX_C, PART_C, ATTEND_C)
     letters = {f"attend_{name}": "aaaaaaaassssssn" for name in TYPES}
     library = load_jit(*pieces, file=__file__, **letters)
     if library is None:
@@ -127,8 +127,8 @@ def scratch_size(num_qo_heads: int, head_dim: int, tokens: int) -> int:
 class PagedDecodePlan:
     """One query per request, all requests at once; K and V are read once, where they lie.
 
-    Float32 arithmetic for a pool of either dtype. `head_dim` has to be a multiple of 16. `threads`:
-    for how many the tokens are shared out.
+    Float32 arithmetic for a pool of either dtype. `head_dim` has to be a multiple of 16, and
+    of 32 for bfloat16. `threads`: for how many the tokens are shared out.
     """
 
     def __init__(
