@@ -28,10 +28,14 @@ sys.path.insert(0, str(ROOT))
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or PyTorch's profiler talks on stderr
 
 import torch  # noqa: E402
+from torch.profiler import record_function  # noqa: E402
 
 import course  # noqa: E402
 from minisgl.distributed import DistributedInfo  # noqa: E402
 from minisgl.engine import Engine, EngineConfig  # noqa: E402
+from minisgl.kernel import SUPPORTED_KERNELS, Kernels  # noqa: E402
+from minisgl.kernel.cpu.attention import PagedDecodePlan  # noqa: E402
+from minisgl.kernel.table import create_torch_kernels  # noqa: E402
 from minisgl.utils.device import physical_cores  # noqa: E402
 from tests.hand_driven import Driver  # noqa: E402
 
@@ -66,10 +70,13 @@ def ragged(batch: int, mean: int = 128) -> list[int]:
 class Ours:
     """A hand-driven engine: the loop of chapter 06 and the milestone, which the tests use, too."""
 
-    kernels = "auto"  # of all engines made from now on; their attention backend has the same name
-
     def __init__(
-        self, dtype: torch.dtype, slots: int, page_size: int = 1, record: bool = True
+        self,
+        dtype: torch.dtype,
+        slots: int,
+        page_size: int = 1,
+        record: bool = True,
+        kernels: str = "auto",
     ) -> None:
         config = EngineConfig(
             course.model(),
@@ -79,9 +86,9 @@ class Ours:
             max_running_req=16,
             page_size=page_size,
             num_page_override=max(2, -(-slots // page_size)),
-            kernels=self.kernels,
-            attention_backend=self.kernels,
             cuda_graph_max_bs=None if record else 0,
+            kernels=kernels,
+            attention_backend="torch" if kernels == "torch" else "auto",
         )
         self.engine = Engine(config)
         self.driver = Driver(self.engine)
@@ -194,7 +201,7 @@ def decode(args: argparse.Namespace, dtype: torch.dtype) -> None:
         ["batch", "ours ms/step", "tokens/s", "transformers ms/step", "ratio"]
         + ["read bound ms", "of it", "arithmetic bound ms", "tokens equal"]
     ]
-    ours = Ours(dtype, 16 * 256)
+    ours = Ours(dtype, 16 * 256, kernels=args.kernels)
     theirs = None if args.alone else Theirs(dtype)
     for batch in args.batch:
         prompts = make_prompts(ragged(batch))
@@ -228,7 +235,7 @@ def decode(args: argparse.Namespace, dtype: torch.dtype) -> None:
 def prefill(args: argparse.Namespace, dtype: torch.dtype) -> None:
     """Prefill of one prompt: medians over rounds in which the two take turns."""
     rows = [["tokens", "ours ms", "transformers ms", "ratio", "arithmetic bound ms"]]
-    ours, theirs, limits = Ours(dtype, 2048), Theirs(dtype), Limits(dtype)
+    ours, theirs, limits = Ours(dtype, 2048, kernels=args.kernels), Theirs(dtype), Limits(dtype)
     layers = sum(w.numel() for n, w in ours.engine.model.state_dict().items() if "layers." in n)
     for n in args.tokens:
         prompts = make_prompts([n])
@@ -253,7 +260,7 @@ def pages(args: argparse.Namespace, dtype: torch.dtype) -> None:
         steps: dict[int, list[float]] = {1: [], 16: []}
         for _ in range(args.rounds):
             for size in steps:
-                ours = Ours(dtype, 16 * 256, size)
+                ours = Ours(dtype, 16 * 256, size, kernels=args.kernels)
                 ours.run(prompts, 2)
                 steps[size].append(statistics.median(ours.run(prompts, 16)[1][1:]))
                 ours.engine.shutdown()
@@ -266,7 +273,7 @@ def pages(args: argparse.Namespace, dtype: torch.dtype) -> None:
 def lengths(args: argparse.Namespace, dtype: torch.dtype) -> None:
     """The cost of a step against the tokens cached, up to a full pool."""
     rows = [["tokens cached", "ms/step", "read bound ms"]]
-    limits, ours = Limits(dtype), Ours(dtype, 16 * 1040)
+    limits, ours = Limits(dtype), Ours(dtype, 16 * 1040, kernels=args.kernels)
     for total in (256, 2048, 4096, 8192, 16_384):
         prompts = make_prompts([total // 16] * 16)
         step = statistics.median(ours.run(prompts, 8)[1][1:])
@@ -298,32 +305,30 @@ KINDS = {  # by parts of an operation's name
 }
 
 
+def label(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """`function`, whose calls a profiler that is running sees as `minisgl::NAME`."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with record_function(f"minisgl::{name}"):
+            return function(*args, **kwargs)
+
+    return call
+
+
+@SUPPORTED_KERNELS.register("labeled")
+def create_labeled_kernels() -> Kernels:
+    """The table "auto", by names that a profiler sees: what runs in C has none of its own."""
+    native = SUPPORTED_KERNELS["native"]() if "native" in SUPPORTED_KERNELS else None
+    chosen = native or create_torch_kernels()
+    operations = ("linear", "add_rmsnorm", "silu_and_mul", "rope", "store_cache")
+    return chosen._replace(**{n: label(getattr(chosen, n), n) for n in operations})
+
+
 @contextmanager
 def labeled() -> Iterator[None]:
-    """Engines made here show the profiler what runs in C: each operation of the table by name."""
-    from torch.profiler import record_function
-
-    from minisgl.kernel.cpu.attention import PagedDecodePlan
-    from minisgl.kernel.table import SUPPORTED_KERNELS, Kernels
-
-    def label(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with record_function(f"minisgl::{name}"):
-                return function(*args, **kwargs)
-
-        return call
-
-    def create() -> Kernels | None:
-        if (table := native()) is None:
-            return None
-        names = [name for name in Kernels._fields if name not in ("name", "pack")]
-        return table._replace(**{name: label(getattr(table, name), name) for name in names})
-
-    native = SUPPORTED_KERNELS["native"]
-    with (
-        patch.dict(SUPPORTED_KERNELS._table, native=create),
-        patch.object(PagedDecodePlan, "attend", label(PagedDecodePlan.attend, "attend")),
-    ):
+    """Show a profiler decode attention in C as well."""
+    attend = label(PagedDecodePlan.attend, "attend")
+    with patch.object(PagedDecodePlan, "attend", attend):
         yield
 
 
@@ -336,23 +341,20 @@ def profile(args: argparse.Namespace, dtype: torch.dtype) -> None:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiler
 
+    ours = Ours(dtype, 16 * 256, record=False, kernels="labeled")
     for batch in args.batch:
         prompts, count = make_prompts(ragged(batch)), 8
-        ours = Ours(dtype, 16 * 256, record=False)
         ours.run(prompts, 4)
         plain = statistics.median(ours.run(prompts, count + 1)[1][1:])
-        ours.engine.shutdown()
-        with labeled():
-            ours = Ours(dtype, 16 * 256, record=False)
-            reqs = [ours.driver.admit(ids, count + 2) for ids in prompts]
-            ours.driver.step(reqs, "prefill")
-            ours.driver.step(reqs, "decode")
-            with profiler(activities=[ProfilerActivity.CPU]) as record:
-                begin = time.perf_counter()
-                for _ in range(count):
-                    ours.driver.step(reqs, "decode")
-                whole = 1e6 * (time.perf_counter() - begin)
-            ours.engine.shutdown()
+        reqs = [ours.driver.admit(ids, count + 1) for ids in prompts]
+        ours.driver.step(reqs, "prefill")
+        with labeled(), profiler(activities=[ProfilerActivity.CPU]) as record:
+            begin = time.perf_counter()
+            for _ in range(count):
+                ours.driver.step(reqs, "decode")
+            whole = 1e6 * (time.perf_counter() - begin)
+        for req in reqs:
+            ours.driver.finish(req)
         events = record.key_averages()
         spent = dict.fromkeys([*KINDS, "small operations"], 0.0)
         for e in events:
@@ -370,6 +372,7 @@ def profile(args: argparse.Namespace, dtype: torch.dtype) -> None:
                 for e in longest
             ]
         )
+    ours.engine.shutdown()
 
 
 # What a new process does for `start`; prints what it measured as JSON.
@@ -456,7 +459,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--top", type=int, default=16, help="operations to list (profile)")
     parser.add_argument("--alone", action="store_true", help="without transformers (decode)")
-    parser.add_argument("--kernels", default="auto", help="the operations: auto, native or torch")
+    parser.add_argument("--kernels", default="auto", help="the operations: auto, torch, native")
     parser.add_argument("--dtype", nargs="+", default=["float32"])
     args = parser.parse_args()
     course.model()
@@ -464,7 +467,6 @@ def main() -> None:
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    Ours.kernels = args.kernels
 
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(physical_cores())

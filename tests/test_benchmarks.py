@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from hand_driven import compiled, started
+from torch.profiler import ProfilerActivity, profile
 
 import course
-from benchmarks import others
+from benchmarks import bench, others
 from minisgl.utils.device import physical_cores
 
 BENCH = f"""#!{sys.executable}
@@ -81,3 +83,14 @@ def test_what_is_missing_is_named(
     said = capsys.readouterr().out
     assert "llama.cpp: left out; there is no program no-llama" in said
     assert "vLLM: left out; no-python does not have it" in said
+
+
+@compiled
+def test_the_profile_names_what_runs_in_c() -> None:
+    """PyTorch's profiler sees its own operations only; without names, products took 0 %."""
+    options = {"cuda_graph_max_bs": 0, "kernels": "labeled"}
+    with started(course.tiny("qwen3"), **options) as driver, bench.labeled():
+        with profile(activities=[ProfilerActivity.CPU]) as record:
+            driver.run([[1, 2, 3]], 3)
+        seen = {event.key for event in record.key_averages()}
+    assert {"minisgl::linear", "minisgl::attend", "minisgl::store_cache"} <= seen

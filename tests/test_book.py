@@ -852,3 +852,12 @@ def test_checks_are_folded_and_say_how_many_there_are(book: Path, name: str) -> 
     plain = re.sub(r"<[^>]+>", "", open_text)
     blocks = re.findall(r"(?m)^def (check_\w+)\((\w*)", plain)
     assert not [name for name, argument in blocks if not argument], "only exercises' stay open"
+
+
+def test_c_within_python_is_shown_as_c(book: Path) -> None:
+    text = (book / "notebooks/stage1_performance.html").read_text(encoding="utf-8")
+    block = next(b for b in re.findall(r"(?s)<pre>.*?</pre>", text) if "add_rmsnorm_TYPE" in b)
+    assert '<span class="kt">int64_t</span>' in block and '<span class="k">for</span>' in block
+    assert re.search(r'<span class="cm">/\* .*?\*/</span>', block, re.S), "a comment of C"
+    plain = re.sub(r"<[^>]+>", "", block)
+    assert plain.count("&quot;&quot;&quot;") % 2 == 0 and 'class="err"' not in block

@@ -39,7 +39,10 @@ DERIVED: dict[str, dict[str, str]] = {
         "996": "1000 - 4",
         "0.125": "2 ** (4 - 7)",
     },
-    "03_models": {"192": "3 * 64"},  # KV heads × head_dim of the default model
+    "03_models": {
+        "192": "3 * 64",  # KV heads × head_dim of the default model
+        "127": "2 ** 7 - 1",  # the largest number of eight bits with a sign
+    },
     "04_kvcache": {"600": "601 - 1"},  # torch.randint's upper end is not included
     "05_attention": {"730": "134_515_008 * 4 / 46_080 / 16", "16,000": "16 * 1000"},
     "06_engine": {

@@ -8,7 +8,8 @@ It changes pages while they are built, never the notebooks:
 * a picture of ours (`pictures`) stands in the page itself instead of in an image file, so that
   it follows the reader's theme and its linked parts work;
 * a widget becomes a few lines of HTML with all its pictures (`players`);
-* an answer is one fold: its words, its code, and what the code prints;
+* an answer is one fold: its words, its code, and what the code prints; so are a chapter's checks;
+* C within Python is colored as C;
 * names of the package lead to where they are built, terms to the glossary (`links`);
 * formulas are MathML, which needs no script;
 * pages load less: no FontAwesome script (icons come from the theme's font);
@@ -19,10 +20,14 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from docutils import nodes
+from ipython_pygments_lexers import IPython3Lexer
+from pygments.lexers.c_cpp import CLexer
+from pygments.token import String
 from sphinx.transforms import SphinxTransform
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util import logging
@@ -146,6 +151,24 @@ class OneFold(SphinxTransform):
             cell["classes"].append("answer")
 
 
+class PythonWithC(IPython3Lexer):
+    """Python whose strings named `…_C` are C, and are colored as C."""
+
+    def get_tokens_unprocessed(
+        self, text: str, stack: Sequence[str] = ("root",)
+    ) -> Iterator[tuple[int, Any, str]]:
+        at = 0
+        for found in re.finditer(r'^\w+_C = r"""\n(.*?)^"""', text, re.MULTILINE | re.DOTALL):
+            parts = [(at, found.start(1), super()), (found.start(1), found.end(1), CLexer())]
+            for begin, end, lexer in parts:
+                for place, kind, token in lexer.get_tokens_unprocessed(text[begin:end]):
+                    yield begin + place, kind, token
+            yield found.end(1), String.Double, '"""'
+            at = found.end()
+        for place, kind, token in super().get_tokens_unprocessed(text[at:], stack):
+            yield at + place, kind, token
+
+
 class FoldedChecks(SphinxTransform):
     """Fold the cells that hold the chapter's checks, under a line that says how many there are.
 
@@ -194,6 +217,7 @@ def _fold(cells: list[nodes.Element]) -> None:
     parent.insert(parent.index(cells[-1]) + 1, nodes.raw("", "</details>", format="html"))
     for cell in cells:
         cell["hide_mode"] = None
+        cell["classes"].append("checks")
 
 
 def _closes(node: nodes.Node | None) -> bool:
@@ -346,6 +370,8 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_transform(LabeledBoxes)
     app.add_transform(OneFold)
     app.add_transform(FoldedChecks)
+    for language in ("python", "ipython3"):
+        app.add_lexer(language, PythonWithC)
     app.add_post_transform(InlinePictures)
     pages.setup(app)
     app.add_post_transform(players.Players)
