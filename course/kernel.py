@@ -6,6 +6,7 @@ in a workbook what is not written yet is said in a line (`course.workbooks`).
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -100,6 +101,10 @@ def _without_autoreload(shell: Any) -> None:
         print("autoreload is off now: build cells keep what runs and the files in step themselves")
 
 
+def _is_no_warning(record: logging.LogRecord) -> bool:
+    return record.levelno != logging.WARNING
+
+
 def load_ipython_extension(shell: Any) -> None:
     """What `%load_ext course` does: quiet libraries, the import hook, the input transformer."""
     from course.checkpoints import quiet
@@ -110,6 +115,8 @@ def load_ipython_extension(shell: Any) -> None:
             "them all checks of this course. Start it without."
         )
     quiet()
+    # Without a C compiler the package warns, once; a stored output doesn't have that.
+    logging.getLogger(f"{PACKAGE}.kernel.cpu.compile").addFilter(_is_no_warning)
     _without_autoreload(shell)
     shell.events.register("post_run_cell", lambda result: _without_autoreload(shell))
     root = builder().root
