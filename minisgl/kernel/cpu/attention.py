@@ -42,8 +42,12 @@ static void part_TYPE(const TYPE *q, const TYPE *k, const TYPE *v, const int32_t
     if (p + AHEAD < n) prefetch(k + slots[p + AHEAD] * width, width * sizeof(TYPE));
     for (int64_t h = 0; h < heads; h++) {
       vec acc = {0};
-      for (int64_t c = 0; c < d; c += LANES * PER_TYPE)
-        acc = madd_TYPE(acc, words_TYPE(key + h / group * d + c), words_TYPE(q + h * d + c));
+      const TYPE *mine = key + h / group * d, *query = q + h * d;
+      if (d % (LANES * PER_TYPE) == 0) /* in words; heads of 16 bfloat16 are half a vector of them */
+        for (int64_t c = 0; c < d; c += LANES * PER_TYPE)
+          acc = madd_TYPE(acc, words_TYPE(mine + c), words_TYPE(query + c));
+      else
+        for (int64_t c = 0; c < d; c += LANES) acc += load_TYPE(mine + c) * load_TYPE(query + c);
       scores[h * row + p] = SUM(acc) * scale;
     }
   }
@@ -127,8 +131,8 @@ def scratch_size(num_qo_heads: int, head_dim: int, tokens: int) -> int:
 class PagedDecodePlan:
     """One query per request, all requests at once; K and V are read once, where they lie.
 
-    Float32 arithmetic for a pool of either dtype. `head_dim` has to be a multiple of 16, and
-    of 32 for bfloat16. `threads`: for how many the tokens are shared out.
+    Float32 arithmetic for a pool of either dtype. `head_dim` has to be a multiple of 16. `threads`:
+    for how many the tokens are shared out.
     """
 
     def __init__(
