@@ -43,7 +43,7 @@ static void part_TYPE(const TYPE *q, const TYPE *k, const TYPE *v, const int32_t
     for (int64_t h = 0; h < heads; h++) {
       vec acc = {0};
       const TYPE *mine = key + h / group * d, *query = q + h * d;
-      if (d % (LANES * PER_TYPE) == 0) /* in words; heads of 16 bfloat16 are half a vector of them */
+      if (d % (LANES * PER_TYPE) == 0) /* in words; a head of 16 bfloat16 is half a vector */
         for (int64_t c = 0; c < d; c += LANES * PER_TYPE)
           acc = madd_TYPE(acc, words_TYPE(mine + c), words_TYPE(query + c));
       else
