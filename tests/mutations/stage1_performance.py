@@ -251,8 +251,8 @@ CHANGES = [
         "query heads read the KV head of their own number, modulo",
         ATTENTION,
         "",
-        "load_TYPE(key + h / group * d + c)",
-        "load_TYPE(key + h % kv_heads * d + c)",
+        "mine = key + h / group * d",
+        "mine = key + h % kv_heads * d",
         "check_paged_attention",
         "off by",
     ),
@@ -778,10 +778,9 @@ CHANGES = [
         "three rows are computed one after the other",
         LINEAR,
         "",
-        "    case 3: gemv_TYPE(x, w, bias, y, in, out, 3); return;\n",
-        "    case 3: for (int r = 0; r < 3; r++)\n"
-        "        gemv_TYPE(x + r * in / PER_TYPE, w, bias, y + r * out, in, out, 1);\n"
-        "      return;\n",
+        "CASE(3) ",
+        "case 3: for (int r = 0; r < 3; r++) "
+        "gemv_TYPE(x + r * in / PER_TYPE, w, bias, y + r * out, in, out, 1); return; ",
     ),
     Change(
         "the share of a part is computed by the C library's double function",

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from minisgl.kernel.cpu.compile import COMMON_C, EXP_C, TYPES, load_jit
+from minisgl.kernel.cpu.compile import COMMON_C, EXP_C, TYPES, WORD_C, load_jit
 
 SOFTMAX_C = r"""
 #define AHEAD 12 /* tokens: how long before its turn a row of K or V is fetched */
@@ -42,8 +42,12 @@ static void part_TYPE(const TYPE *q, const TYPE *k, const TYPE *v, const int32_t
     if (p + AHEAD < n) prefetch(k + slots[p + AHEAD] * width, width * sizeof(TYPE));
     for (int64_t h = 0; h < heads; h++) {
       vec acc = {0};
-      for (int64_t c = 0; c < d; c += LANES)
-        acc += load_TYPE(key + h / group * d + c) * load_TYPE(q + h * d + c);
+      const TYPE *mine = key + h / group * d, *query = q + h * d;
+      if (d % (LANES * PER_TYPE) == 0) /* in words; a head of 16 bfloat16 is half a vector */
+        for (int64_t c = 0; c < d; c += LANES * PER_TYPE)
+          acc = madd_TYPE(acc, words_TYPE(mine + c), words_TYPE(query + c));
+      else
+        for (int64_t c = 0; c < d; c += LANES) acc += load_TYPE(mine + c) * load_TYPE(query + c);
       scores[h * row + p] = SUM(acc) * scale;
     }
   }
@@ -111,7 +115,7 @@ SMALLEST_PART, LARGEST_PART = 32, 256  # tokens of one request that a thread tak
 @cache
 def attend_functions() -> dict[torch.dtype, Any]:
     """`attend_TYPE` for each dtype of the pool; empty where C can't be compiled."""
-    pieces = (*COMMON_C, EXP_C, SOFTMAX_C, PART_C, ATTEND_C)
+    pieces = (*COMMON_C, WORD_C, EXP_C, SOFTMAX_C, PART_C, ATTEND_C)
     letters = {f"attend_{name}": "aaaaaaaassssssn" for name in TYPES}
     library = load_jit(*pieces, file=__file__, **letters)
     if library is None:

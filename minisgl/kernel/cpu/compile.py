@@ -179,9 +179,9 @@ static inline float get_bfloat16(const bfloat16 *p) {
 }
 static inline void put_float(float *p, float x) { *p = x; }
 static inline void put_bfloat16(bfloat16 *p, float x) {
-  bfloat16 all[LANES];
-  store_bfloat16(all, x - (vec){0}); /* x in all lanes; minus, since -0 + 0 is 0 */
-  *p = all[0];
+  uint32_t b;
+  memcpy(&b, &x, sizeof b);
+  *p = x != x ? 0x7fc0 : (b + 0x7fff + (b >> 16 & 1)) >> 16;
 }
 static inline void prefetch(const void *p, int64_t bytes) { /* into the second-level cache */
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)p + i, 0, 2);

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from minisgl.kernel.cpu.compile import COMMON_C, TYPES, WORD_C, load_jit
 
 GEMV_C = r"""
-#define FEW 4 /* rows of x up to which a row of the weight is read as vectors */
+#define FEW 8 /* rows of x up to which a row of the weight is read as vectors */
 #define AHEAD 4096 /* bytes: how far before its turn the weight is fetched */
 
 static inline __attribute__((always_inline)) void gemv_TYPE(
@@ -34,22 +34,22 @@ static inline __attribute__((always_inline)) void gemv_TYPE(
 
 GEMM_C = r"""
 #define BLOCK (2 * LANES) /* rows of x whose words of one column lie together */
-#define TILE (LANES == 16 ? 4 : 6) /* rows of the weight that go by at a time */
+#define TILE 6 /* rows of the weight that go by at a time */
 
 static inline __attribute__((always_inline)) void gemm_TYPE(
     const word *x, const TYPE *w, const TYPE *bias, TYPE *y, int64_t n, int64_t in, int64_t out,
     int vectors, int outs) {
   vec acc[TILE][2];
   memset(acc, 0, sizeof acc);
-  const int64_t line = 64 / sizeof(TYPE);
-  for (int64_t k = 0; k < in; k += PER_TYPE) {
-    if (k % line == 0) prefetch(w + outs * (in + k), outs * 64);
-    for (int j = 0; j < outs; j++) {
-      vec weight = (vec)(word_TYPE(w + j * in + k) - (bits){0});
-      for (int v = 0; v < vectors; v++)
-        acc[j][v] = madd_TYPE(acc[j][v], weight,
-                              *(const vec *)(x + k / PER_TYPE * BLOCK + v * LANES));
-    }
+  for (int64_t line = 0; line < in; line += 64 / sizeof(TYPE)) {
+    for (int j = 0; j < outs; j++) prefetch(w + (j + outs) * in + line, 64);
+    for (int64_t k = line; k < line + 64 / (int)sizeof(TYPE); k += PER_TYPE)
+      for (int j = 0; j < outs; j++) {
+        vec weight = (vec)(word_TYPE(w + j * in + k) - (bits){0}); /* in all lanes */
+        for (int v = 0; v < vectors; v++)
+          acc[j][v] = madd_TYPE(acc[j][v], weight,
+                                *(const vec *)(x + k / PER_TYPE * BLOCK + v * LANES));
+      }
   }
   for (int64_t r = 0; r < n; r++)
     for (int j = 0; j < outs; j++)
@@ -78,12 +78,9 @@ LINEAR_C = r"""
 static inline __attribute__((always_inline)) void strip_TYPE(
     const word *x, const TYPE *w, const TYPE *bias, TYPE *y, int64_t n, int64_t in, int64_t out,
     int whole) {
-  switch (n) {
-    case 1: gemv_TYPE(x, w, bias, y, in, out, 1); return;
-    case 2: gemv_TYPE(x, w, bias, y, in, out, 2); return;
-    case 3: gemv_TYPE(x, w, bias, y, in, out, 3); return;
-    case 4: gemv_TYPE(x, w, bias, y, in, out, 4); return;
-  }
+#define CASE(rows) case rows: gemv_TYPE(x, w, bias, y, in, out, rows); return;
+  switch (n) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) }
+#undef CASE
   for (int64_t r = 0; r < n; r += BLOCK) {
     const word *block = x + r * in / PER_TYPE;
     if (n - r > LANES)
@@ -158,7 +155,7 @@ static inline __attribute__((always_inline)) void tiles_bfloat16(
   _tile_zero(2);
   _tile_zero(3);
   for (int64_t k = 0; k < in; k += 32) {
-    prefetch(w + 32 * (in + k), 32 * 64);
+    for (int j = 0; j < 32; j++) prefetch(w + (32 + j) * in + k, 64);
     _tile_loadd(4, w + k, 2 * in);
     _tile_loadd(5, w + 16 * in + k, 2 * in);
     _tile_loadd(6, x + k / 2 * BLOCK, 4 * BLOCK);
@@ -241,7 +238,7 @@ def _in_torch(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) 
     return F.linear(x, weight, bias)
 
 
-FEW = 4  # as in C
+FEW = 8  # as in C
 MOST_ROWS = 64  # for more, `F.linear` was as fast or faster on every processor that was measured
 
 
